@@ -1,0 +1,1 @@
+"""How checkpoints lie on disk: Hugging Face folders with safetensors, and single GGUF files."""
