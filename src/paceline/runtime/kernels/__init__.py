@@ -1,0 +1,1 @@
+"""The KV pool and attention over it. Knows tensors and block tables, no models."""

@@ -1,0 +1,254 @@
+"""Attention of a ragged batch over the paged pool, in torch: the reference that other kernels are compared with.
+
+Decodes and chunks go different ways. Decodes (one query a row) are gathered into a few dense batches of rows of
+similar context; each chunk attends on its own. Both keep the heads that share a key together instead of repeating
+keys and values, and derive index tensors and masks once a step, not once a layer (`RaggedBatch.memo`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.runtime.batch import RaggedBatch
+from paceline.runtime.kernels.kvpool import KVPool
+
+# Queries of a chunk are taken this many at a time, which bounds its scores and mask to tile x context.
+QUERY_TILE = 512
+# Padded keys, summed over rows, that cost about as much as calling attention once more.
+SPLIT_WASTE = 256
+
+
+def paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: KVPool,
+    layer: int,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Write k [T, KH, Dk] and v [T, KH, Dv] into `layer` of the pool, then attend: q [T, H, Dk] -> [T, H, Dv].
+
+    Causal; H is a multiple of KH, and query heads h * H // KH onward share key head h. All rows are written before any
+    attends, so rows of one step may share blocks that it fills.
+
+    scale    multiplies q . k
+    window   a query sees this many positions, its own included; None is all before it
+    softcap  scores become softcap * tanh(score / softcap)
+    sinks    [H] a logit of each head that takes part in the softmax and carries no value
+    """
+    pool.write(layer, batch.slot_mapping, k, v)
+    keys, values = pool.keys[layer], pool.values[layer]
+    kv_heads = keys.shape[2]
+    terms = _Terms(scale, softcap, None if sinks is None else sinks.view(kv_heads, -1))
+    # The G query heads of one key head lie together: [T, KH, G, D].
+    grouped = q.unflatten(1, (kv_heads, -1))
+    out = q.new_empty(*grouped.shape[:3], values.shape[3])
+    layout = _layout(batch, pool.block_size, window, q.dtype)
+    for group in layout.decodes:
+        k_rows, v_rows = _gather(keys, group.blocks), _gather(values, group.blocks)
+        k_rows = k_rows.unflatten(0, (group.rows, -1))[:, : group.length].transpose(1, 2)  # [R, KH, S, D]
+        v_rows = v_rows.unflatten(0, (group.rows, -1))[:, : group.length].transpose(1, 2)
+        out[group.tokens] = _attend_decodes(grouped[group.tokens], k_rows, v_rows, group.bias, terms)
+    for chunk in layout.chunks:
+        if chunk.blocks is None:
+            k_row, v_row = k[chunk.tokens], v[chunk.tokens]  # [S, KH, D]
+        else:
+            k_row, v_row = _gather(keys, chunk.blocks), _gather(values, chunk.blocks)
+        queries, target = grouped[chunk.tokens], out[chunk.tokens]
+        for tile in chunk.tiles:
+            target[tile.queries] = _attend_tile(
+                queries[tile.queries], k_row[tile.keys], v_row[tile.keys], tile.bias, terms
+            )
+    return out.flatten(1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class _Terms:
+    """What enters the scores beside q . k; the same for every row."""
+
+    scale: float
+    softcap: float | None
+    sinks: Tensor | None  # [KH, G]
+
+
+@dataclass(frozen=True, slots=True)
+class _DecodeGroup:
+    """Rows of one query each, whose contexts are padded to `length` keys."""
+
+    tokens: slice | Tensor  # their places in [T] tensors
+    rows: int
+    blocks: Tensor  # [rows * blocks a row]
+    length: int
+    bias: Tensor | None  # [rows, 1, 1, length], 0 or -inf; None where every key counts
+
+
+@dataclass(frozen=True, slots=True)
+class _Tile:
+    """Some queries of a chunk and the keys that any of them sees; both slices count within the chunk's own tensors."""
+
+    queries: slice
+    keys: slice
+    bias: Tensor | None  # [queries, keys], 0 or -inf; None: as many keys as queries, each sees those up to its own
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """A row of several queries."""
+
+    tokens: slice  # its place in [T] tensors
+    blocks: Tensor | None  # of its context; None where that is the chunk itself
+    tiles: tuple[_Tile, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    decodes: tuple[_DecodeGroup, ...]
+    chunks: tuple[_Chunk, ...]
+
+
+def _layout(batch: RaggedBatch, block_size: int, window: int | None, dtype: torch.dtype) -> _Layout:
+    """How attention walks this batch; made once a step for each window that the model has."""
+    key = ("attention", window, dtype)
+    layout: _Layout | None = batch.memo.get(key)
+    if layout is None:
+        layout = _Layout(
+            tuple(_decode_group(batch, rows, block_size, window, dtype) for rows in _split_decodes(batch)),
+            tuple(_chunk(batch, r, block_size, window, dtype) for r in range(batch.num_decodes, batch.num_rows)),
+        )
+        batch.memo[key] = layout
+    return layout
+
+
+def _split_decodes(batch: RaggedBatch) -> list[list[int]]:
+    """Decode rows in groups of similar context, so that padding at most doubles what is read.
+
+    A few short rows beside a long one are not worth a group of their own: a group costs about as much as reading
+    SPLIT_WASTE padded keys.
+    """
+    contexts = batch.context_lens
+    rows = sorted(range(batch.num_decodes), key=contexts.__getitem__, reverse=True)
+    groups: list[list[int]] = []
+    while rows:
+        longest = contexts[rows[0]]
+        short = next((i for i, r in enumerate(rows) if 2 * contexts[r] < longest), len(rows))
+        wasted = sum(longest - contexts[r] for r in rows[short:])
+        if wasted < SPLIT_WASTE:
+            short = len(rows)
+        groups.append(sorted(rows[:short]))
+        rows = rows[short:]
+    return groups
+
+
+def _decode_group(
+    batch: RaggedBatch, rows: list[int], block_size: int, window: int | None, dtype: torch.dtype
+) -> _DecodeGroup:
+    device = batch.positions.device
+    contexts = [batch.context_lens[r] for r in rows]
+    # Each row starts at the block of its oldest visible key.
+    first_blocks = [0 if window is None else max(0, c - window) // block_size for c in contexts]
+    spans = [c - f * block_size for c, f in zip(contexts, first_blocks, strict=True)]
+    length = max(spans)
+    width = -(-length // block_size)
+    whole = len(rows) == batch.num_decodes
+    tokens = slice(0, len(rows)) if whole else torch.tensor(rows, device=device)
+    tables = batch.block_tables[tokens]
+    if any(first_blocks):
+        columns = torch.tensor(first_blocks, device=device)[:, None] + torch.arange(width, device=device)
+        # A row that ends early reads its last column again; the bias hides it.
+        blocks = tables.gather(1, columns.clamp_(max=tables.shape[1] - 1))
+    else:
+        blocks = tables[:, :width]
+    bias = None
+    lowest = [
+        0 if window is None else max(0, c - window) - f * block_size
+        for c, f in zip(contexts, first_blocks, strict=True)
+    ]
+    if any(lowest) or min(spans) < length:
+        at = torch.arange(length, device=device)
+        limits = torch.tensor([lowest, spans], device=device)[..., None]  # [2, rows, 1]
+        bias = _bias((at >= limits[0]) & (at < limits[1]), dtype)[:, None, None]
+    return _DecodeGroup(tokens, len(rows), blocks.flatten(), length, bias)
+
+
+def _chunk(batch: RaggedBatch, row: int, block_size: int, window: int | None, dtype: torch.dtype) -> _Chunk:
+    tokens = slice(batch.row_starts[row], batch.row_starts[row + 1])
+    count, context = tokens.stop - tokens.start, batch.context_lens[row]
+    start = context - count  # position of the first query
+    if start == 0 and (window is None or window >= count):
+        return _Chunk(tokens, None, (_Tile(slice(0, count), slice(0, count), None),))
+    first_block = 0 if window is None else max(0, start + 1 - window) // block_size
+    blocks = None if start == 0 else batch.block_tables[row, first_block : -(-context // block_size)]
+    origin = first_block * block_size  # position of the first key at hand
+    tiles = []
+    for low in range(0, count, QUERY_TILE):
+        high = min(low + QUERY_TILE, count)
+        oldest = 0 if window is None else max(0, start + low + 1 - window)
+        at_q = torch.arange(start + low, start + high, device=batch.positions.device)[:, None]
+        at_k = torch.arange(oldest, start + high, device=batch.positions.device)
+        visible = at_k <= at_q
+        if window is not None:
+            visible &= at_k > at_q - window
+        tiles.append(_Tile(slice(low, high), slice(oldest - origin, start + high - origin), _bias(visible, dtype)))
+    return _Chunk(tokens, blocks, tuple(tiles))
+
+
+def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
+
+
+def _gather(paged: Tensor, blocks: Tensor) -> Tensor:
+    """[num_blocks, block_size, KH, D] -> [len(blocks) * block_size, KH, D]."""
+    return paged.index_select(0, blocks).flatten(0, 1)
+
+
+def _attend_decodes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, terms: _Terms) -> Tensor:
+    """q [R, KH, G, Dk], k [R, KH, S, Dk], v [R, KH, S, Dv] -> [R, KH, G, Dv]. Query heads stand where queries would."""
+    if terms.softcap is None and terms.sinks is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=terms.scale)
+    sinks = None if terms.sinks is None else terms.sinks[..., None]
+    return _weights(q @ k.transpose(2, 3), bias, sinks, terms) @ v
+
+
+def _attend_tile(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, terms: _Terms) -> Tensor:
+    """q [Q, KH, G, Dk], k [S, KH, Dk], v [S, KH, Dv] -> [Q, KH, G, Dv]. Key heads stand where the batch would."""
+    queries, _, group, _ = q.shape
+    k, v = k.transpose(0, 1), v.transpose(0, 1)  # [KH, S, D]
+    if terms.softcap is None and terms.sinks is None:
+        shared = (-1, group, -1, -1)  # a view: the heads of a group read the same keys
+        out = F.scaled_dot_product_attention(
+            q.permute(1, 2, 0, 3),
+            k[:, None].expand(shared),
+            v[:, None].expand(shared),
+            attn_mask=bias,
+            is_causal=bias is None,
+            scale=terms.scale,
+        )
+        return out.permute(2, 0, 1, 3)
+    if bias is None:
+        bias = _bias(torch.ones(queries, queries, dtype=torch.bool, device=q.device).tril_(), q.dtype)
+    scores = (q.permute(1, 2, 0, 3).flatten(1, 2) @ k.transpose(1, 2)).unflatten(1, (group, queries))
+    sinks = None if terms.sinks is None else terms.sinks[..., None, None]
+    weights = _weights(scores, bias, sinks, terms)  # [KH, G, Q, S]
+    return (weights.flatten(1, 2) @ v).unflatten(1, (group, queries)).permute(2, 0, 1, 3)
+
+
+def _weights(scores: Tensor, bias: Tensor | None, sinks: Tensor | None, terms: _Terms) -> Tensor:
+    """Softmax of raw scores [..., S] over S, with `sinks` [..., 1] as one more key whose weight is dropped."""
+    scores = scores * terms.scale
+    if terms.softcap is not None:
+        scores = torch.tanh(scores / terms.softcap) * terms.softcap
+    if bias is not None:
+        scores = scores + bias
+    if sinks is None:
+        return scores.softmax(-1)
+    with_sink = torch.cat([scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)], dim=-1)
+    return with_sink.softmax(-1)[..., :-1]

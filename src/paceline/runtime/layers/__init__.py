@@ -1,0 +1,1 @@
+"""Building blocks of decoders: linear maps, norms, rotary embeddings, mixtures of experts."""

@@ -1,0 +1,32 @@
+"""What every model is to the backend, and what a model is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import Tensor
+
+from paceline.runtime.batch import RaggedBatch
+from paceline.runtime.kernels.kvpool import KVPool, KVSpec
+
+# Checkpoint tensors by their Hugging Face name, e.g. "model.layers.0.self_attn.q_proj.weight". Loaded when looked up,
+# in whatever dtype the file has; a missing name is a KeyError, which the loader reports as a corrupt model.
+Weights = Mapping[str, Tensor]
+
+
+class Model(Protocol):
+    """A decoder that runs one ragged batch at a time over a paged KV pool.
+
+    Native families are classes called as `cls(config, weights, device=..., dtype=...)`; see `registry`.
+    """
+
+    vocab_size: int
+    kv_specs: tuple[KVSpec, ...]  # one a layer that caches; `layer` in paged_attention indexes it
+
+    def forward(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
+        """Write this step's KV into the pool and return float32 logits [len(batch.logit_rows), vocab_size].
+
+        Called under torch.inference_mode.
+        """
+        ...
