@@ -1,0 +1,254 @@
+"""The scheduler: submit, plan, commit, cancel.
+
+    answer = scheduler.submit(spec, now)
+    plan   = scheduler.plan(now)
+    events = scheduler.commit(plan, backend.execute(plan), now)
+
+`plan` may be called again before the last plan is committed: counters are projected (`planned`, `pending`), so step
+k + 1 can be decided while step k computes. Plans must be executed and committed in the order they were made.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from dataclasses import dataclass
+
+from paceline.core.config import SchedulerConfig
+from paceline.core.desk import Desk
+from paceline.core.kv import KVCache
+from paceline.core.policies.registry import make_policy
+from paceline.core.request import Request, RequestState
+from paceline.core.step import (
+    Accepted,
+    Finish,
+    FinishReason,
+    Rejected,
+    RejectReason,
+    RequestSpec,
+    SchedulerStats,
+    StepEvents,
+    StepPlan,
+    StepResult,
+    TokenLogprob,
+)
+
+
+@dataclass(slots=True)
+class _Totals:
+    prefix_queries_tokens: int = 0
+    prefix_hits_tokens: int = 0
+    preemptions: int = 0
+    recomputed_tokens: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+
+
+class Scheduler:
+    """Decides each iteration. Deterministic; has no clock: time is an argument, in seconds, never decreasing."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self._policy = make_policy(config.policy)
+        self._kv = KVCache(
+            config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, namespace=config.namespace
+        )
+        self._requests: dict[str, Request] = {}  # every live request
+        self._running: list[Request] = []  # in order of admission
+        self._waiting: OrderedDict[str, Request] = OrderedDict()  # in order of service
+        self._in_flight: deque[tuple[int, list[Request]]] = deque()  # (step, rows) of plans not yet committed
+        self._released: list[str] = []  # ids whose state the backend may drop
+        self._steps = 0
+        self._totals = _Totals()
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any accepted request has not ended yet."""
+        return bool(self._requests)
+
+    def submit(self, spec: RequestSpec, now: float) -> Accepted | Rejected:
+        """Take a request into the queue, or say why not. Accepted means: exactly one `Finish` will follow."""
+        config = self.config
+        if spec.request_id in self._requests:
+            message = f"request id {spec.request_id!r} is already in use by a live request"
+            return Rejected(spec.request_id, RejectReason.DUPLICATE_ID, message)
+        request = Request(spec, now, max_model_len=config.max_model_len)
+        if request.known >= config.max_model_len:
+            message = (
+                f"the prompt has {request.known} tokens, the context holds {config.max_model_len} "
+                "and needs room for at least one new token: shorten the prompt"
+            )
+            return Rejected(spec.request_id, RejectReason.TOO_LONG, message)
+        needed = self._kv.blocks_for(request.limit - 1)  # the KV of the last token is never needed
+        if needed > config.num_blocks:
+            message = (
+                f"prompt and max_tokens come to {request.limit} tokens, the KV cache holds "
+                f"{config.num_blocks * config.block_size}: ask for fewer tokens"
+            )
+            return Rejected(spec.request_id, RejectReason.TOO_LONG, message)
+        if config.max_waiting is not None and len(self._waiting) >= config.max_waiting:
+            message = f"{len(self._waiting)} requests are waiting already, the most this server queues"
+            return Rejected(spec.request_id, RejectReason.QUEUE_FULL, message, retry_after_s=1.0)
+        self._requests[spec.request_id] = request
+        self._waiting[spec.request_id] = request
+        return Accepted(spec.request_id)
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Decide the next step; None when there is nothing to compute now."""
+        config = self.config
+        desk = Desk(
+            self._kv,
+            self._running,
+            self._waiting,
+            now=now,
+            budget=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+        )
+        self._policy.decide(desk)
+        self._released += desk.released
+        self._totals.preemptions += len(desk.preempted)
+        if not desk.rows:
+            return None
+        plan = desk.plan(self._steps, tuple(self._released))
+        self._count_admissions(plan)
+        self._in_flight.append((self._steps, desk.rows))
+        self._released.clear()
+        self._steps += 1
+        return plan
+
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> StepEvents:
+        """Take in what a step produced; plans are committed in the order they were made."""
+        step, rows = self._in_flight.popleft()
+        assert step == plan.step == result.step, f"commit of step {plan.step} and result {result.step}, expected {step}"
+        assert len(rows) == len(result.tokens), "a result has one row for each row of its plan"
+        finished: list[Finish] = []
+        spoke: list[int] = []  # rows that bring tokens to a live request
+        totals = self._totals
+        for row, (request, count, tokens) in enumerate(zip(rows, plan.counts, result.tokens, strict=True)):
+            request.in_flight -= 1
+            if request.state is RequestState.RUNNING:
+                request.computed += count
+            elif request.state is RequestState.FINISHED:
+                continue
+            if not tokens:
+                continue
+            spoke.append(row)
+            request.pending -= 1
+            if request.first_token_s is None:
+                request.first_token_s = now
+                totals.prompt_tokens += request.prompt_len
+            request.tokens += tokens
+            request.known += len(tokens)
+            totals.generation_tokens += len(tokens)
+            if tokens[-1] in request.stop_ids:
+                finished.append(self._end(request, FinishReason.STOP, now, stop_token=tokens[-1]))
+            elif request.known >= request.limit:
+                finished.append(self._end(request, FinishReason.LENGTH, now))
+        for row, message in result.failures:
+            if rows[row].state is not RequestState.FINISHED:
+                assert not result.tokens[row], "a failed row brings no token"
+                finished.append(self._end(rows[row], FinishReason.ERROR, now, message=message))
+        if finished:
+            self._running[:] = [request for request in self._running if request.state is RequestState.RUNNING]
+        scored = _new_prompt_logprobs(plan, result, rows) if result.prompt_logprobs else ()
+        return _events(plan, result, spoke, scored, tuple(finished))
+
+    def cancel(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> Finish | None:
+        """End a request and free its blocks; its terminal event, or None if it is unknown or has ended already."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return None
+        if request.state is RequestState.RUNNING:
+            self._running.remove(request)
+        return self._end(request, reason, now)
+
+    def stats(self) -> SchedulerStats:
+        """Counters and gauges as they are now."""
+        totals, pool = self._totals, self._kv.pool
+        return SchedulerStats(
+            num_running=len(self._running),
+            num_waiting=len(self._waiting),
+            kv_blocks_total=pool.num_blocks,
+            kv_blocks_used=pool.num_blocks - pool.num_available,
+            kv_blocks_cached=pool.num_cached,
+            prefix_queries_tokens=totals.prefix_queries_tokens,
+            prefix_hits_tokens=totals.prefix_hits_tokens,
+            preemptions=totals.preemptions,
+            recomputed_tokens=totals.recomputed_tokens,
+            prompt_tokens=totals.prompt_tokens,
+            generation_tokens=totals.generation_tokens,
+        )
+
+    def clear_prefix_cache(self) -> None:
+        """Forget every unreferenced block's content; blocks in use stay findable."""
+        self._kv.pool.clear_cache()
+
+    def check_integrity(self) -> None:
+        """Assert the conservation laws; for tests, debug steps and an idle server."""
+        self._kv.check_integrity(self._requests.values())
+        for request in self._requests.values():
+            request.check(self.config.block_size)
+        running = [r.request_id for r in self._running]
+        assert len(set(running)) == len(running), "a request runs twice"
+        assert set(running) | set(self._waiting) == set(self._requests), "a live request is nowhere"
+        assert not set(running) & set(self._waiting), "a request runs and waits"
+        assert all(r.state is RequestState.RUNNING for r in self._running)
+        assert all(r.state is RequestState.WAITING for r in self._waiting.values())
+        rows = [row for _, plan_rows in self._in_flight for row in plan_rows]
+        assert all(r.in_flight == sum(row is r for row in rows) for r in self._requests.values())
+
+    def _end(
+        self, request: Request, reason: FinishReason, now: float, *, stop_token: int | None = None, message: str = ""
+    ) -> Finish:
+        """Make the terminal event and let go of everything. The caller takes it off `_running`.
+
+        Blocks are free at once even if a plan in flight still writes to them: plans run in order, so whoever gets the
+        blocks next writes after that. What a failed request computed may be wrong and is forgotten.
+        """
+        self._waiting.pop(request.request_id, None)
+        self._kv.close(request, forget=reason is FinishReason.ERROR)
+        del self._requests[request.request_id]
+        if request.state is RequestState.RUNNING:
+            self._released.append(request.request_id)
+        return request.finish(reason, now, stop_token=stop_token, message=message)
+
+    def _count_admissions(self, plan: StepPlan) -> None:
+        totals = self._totals
+        for admission in plan.admitted:
+            request = self._requests[admission.spec.request_id]
+            if self.config.prefix_caching and not request.preemptions:
+                totals.prefix_queries_tokens += request.prompt_len
+                totals.prefix_hits_tokens += admission.cached_tokens
+            if request.lost:
+                again = max(0, request.lost - admission.cached_tokens)
+                request.recomputed_tokens += again
+                totals.recomputed_tokens += again
+                request.lost = 0
+
+
+def _events(
+    plan: StepPlan,
+    result: StepResult,
+    spoke: list[int],
+    scored: tuple[tuple[str, tuple[TokenLogprob, ...]], ...],
+    finished: tuple[Finish, ...],
+) -> StepEvents:
+    """Rows that spoke, as parallel tuples; the plan's own tuples when all did."""
+    ids, tokens, logprobs = plan.ids, result.tokens, result.logprobs
+    if len(spoke) < len(ids):
+        ids = tuple(ids[row] for row in spoke)
+        tokens = tuple(tokens[row] for row in spoke)
+        logprobs = tuple(logprobs[row] for row in spoke) if logprobs else ()
+    return StepEvents(plan.step, ids, tokens, logprobs, scored, finished)
+
+
+def _new_prompt_logprobs(
+    plan: StepPlan, result: StepResult, rows: list[Request]
+) -> tuple[tuple[str, tuple[TokenLogprob, ...]], ...]:
+    """Prompt logprobs not reported before: a recomputed prompt is scored again but told once."""
+    told = []
+    for request, start, found in zip(rows, plan.starts, result.prompt_logprobs, strict=True):
+        first = start + 1
+        if first + len(found) > request.scored:
+            told.append((request.request_id, found[request.scored - first :]))
+            request.scored = first + len(found)
+    return tuple(told)
