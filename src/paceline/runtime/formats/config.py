@@ -36,6 +36,9 @@ class RopeConfig:
     high_freq_factor: float | None = None  # llama3
     # One divisor per frequency, as GGUF's `rope_freqs.weight` gives it; () is none. Applied to the default type.
     freq_divisors: tuple[float, ...] = ()
+    # The longest context that will be served, where that differs from the checkpoint's own. Set by the loader; dynamic
+    # NTK alone depends on it (see layers.rope).
+    max_model_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +156,7 @@ class Fields:
     def _wrong(self, key: str, value: object, wanted: str) -> CorruptModel:
         return CorruptModel(f"{self.where}: {key} is {value!r}, expected {wanted}")
 
-    def int(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
+    def integer(self, key: str, default: int | None = None, *, minimum: int = 1) -> int:
         """An integer of at least `minimum`. Without a default the key must be there."""
         value = self.raw.get(key)
         if value is None:
@@ -164,20 +167,20 @@ class Fields:
             raise self._wrong(key, value, f"an integer of at least {minimum}")
         return int(value)
 
-    def optional_int(self, key: str, default: int | None = None) -> int | None:
+    def optional_integer(self, key: str, default: int | None = None) -> int | None:
         """A positive integer or None; a null in the file is None, a key left out is the default."""
-        return default if key not in self.raw else (None if self.raw[key] is None else self.int(key))
+        return default if key not in self.raw else (None if self.raw[key] is None else self.integer(key))
 
-    def float(self, key: str, default: float | None) -> float:
+    def number(self, key: str, default: float | None) -> float:
         """A number. Without a default the key must be there."""
-        value = self.optional_float(key)
+        value = self.optional_number(key)
         if value is not None:
             return value
         if default is None:
             raise CorruptModel(f"{self.where}: {key} is missing")
         return default
 
-    def optional_float(self, key: str) -> float | None:
+    def optional_number(self, key: str) -> float | None:
         """A number, or None where the key is absent or null."""
         value = self.raw.get(key)
         if value is None:
@@ -186,7 +189,7 @@ class Fields:
             raise self._wrong(key, value, "a number")
         return float(value)
 
-    def bool(self, key: str, default: bool) -> bool:
+    def flag(self, key: str, default: bool) -> bool:
         """True or false; absent or null is the default."""
         value = self.raw.get(key)
         if value is None:
@@ -222,42 +225,42 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     family = _FAMILIES.get(model_type)
     if family is None or not is_native_config(raw):
         raise UnsupportedModel(f"{where}: {raw.get('architectures') or model_type!r} has no native implementation")
-    layers = fields.int("num_hidden_layers")
-    heads = fields.int("num_attention_heads")
-    hidden = fields.int("hidden_size")
-    max_positions = fields.int("max_position_embeddings", family.max_position_embeddings)
+    layers = fields.integer("num_hidden_layers")
+    heads = fields.integer("num_attention_heads")
+    hidden = fields.integer("hidden_size")
+    max_positions = fields.integer("max_position_embeddings", family.max_position_embeddings)
     window, layer_types = _sliding(fields, family, layers)
-    experts = fields.int(family.experts_key, family.num_experts, minimum=0) if family.experts_key else 0
-    intermediate = fields.int("intermediate_size")
-    kv_heads = fields.optional_int("num_key_value_heads", family.num_key_value_heads) or heads
+    experts = fields.integer(family.experts_key, family.num_experts, minimum=0) if family.experts_key else 0
+    intermediate = fields.integer("intermediate_size")
+    kv_heads = fields.optional_integer("num_key_value_heads", family.num_key_value_heads) or heads
     if heads % kv_heads:
         raise CorruptModel(f"{where}: num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
-    attention_bias = fields.bool("attention_bias", False) and model_type in ("llama", "qwen3", "qwen3_moe")
+    attention_bias = fields.flag("attention_bias", False) and model_type in ("llama", "qwen3", "qwen3_moe")
     return ModelConfig(
         architecture=family.architecture,
         model_type=model_type,
-        vocab_size=fields.int("vocab_size"),
+        vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        head_dim=fields.optional_int("head_dim", family.head_dim) or hidden // heads,
-        rms_norm_eps=fields.float("rms_norm_eps", family.rms_norm_eps),
+        head_dim=fields.optional_integer("head_dim", family.head_dim) or hidden // heads,
+        rms_norm_eps=fields.number("rms_norm_eps", family.rms_norm_eps),
         max_position_embeddings=max_positions,
         rope=rope_from_hf(raw, max_positions, default_theta=family.rope_theta, where=where),
         hidden_act=str(raw.get("hidden_act", "silu")),
-        tie_word_embeddings=fields.bool("tie_word_embeddings", False),
+        tie_word_embeddings=fields.flag("tie_word_embeddings", False),
         attention_bias=attention_bias or model_type == "qwen2",  # Qwen2 has these biases without saying so
         attention_out_bias=attention_bias,
-        mlp_bias=fields.bool("mlp_bias", False) and model_type == "llama",
+        mlp_bias=fields.flag("mlp_bias", False) and model_type == "llama",
         sliding_window=window,
         layer_types=layer_types,
         num_experts=experts,
-        num_experts_per_tok=fields.int("num_experts_per_tok", family.num_experts_per_tok) if experts else 0,
+        num_experts_per_tok=fields.integer("num_experts_per_tok", family.num_experts_per_tok) if experts else 0,
         moe_intermediate_size=_moe_intermediate(fields, family, intermediate) if experts else 0,
-        norm_topk_prob=fields.bool("norm_topk_prob", family.norm_topk_prob) or model_type == "mixtral",
-        decoder_sparse_step=fields.int("decoder_sparse_step", 1) if model_type == "qwen3_moe" else 1,
+        norm_topk_prob=fields.flag("norm_topk_prob", family.norm_topk_prob) or model_type == "mixtral",
+        decoder_sparse_step=fields.integer("decoder_sparse_step", 1) if model_type == "qwen3_moe" else 1,
         mlp_only_layers=tuple(raw.get("mlp_only_layers") or ()) if model_type == "qwen3_moe" else (),
         eos_token_ids=token_ids(raw.get("eos_token_id", family.eos_token_id)),
         bos_token_id=next(iter(token_ids(raw.get("bos_token_id"))), None),
@@ -269,16 +272,16 @@ def _moe_intermediate(fields: Fields, family: _Family, intermediate: int) -> int
     """Width of one expert: Mixtral's experts are as wide as its config's MLP, Qwen3-MoE has a field of its own."""
     if family.moe_intermediate_size is None:
         return intermediate
-    return fields.int("moe_intermediate_size", family.moe_intermediate_size)
+    return fields.integer("moe_intermediate_size", family.moe_intermediate_size)
 
 
 def _sliding(fields: Fields, family: _Family, layers: int) -> tuple[int | None, tuple[str, ...]]:
     """(window or None, one layer type for each layer)."""
-    window = fields.optional_int("sliding_window", family.sliding_window)
+    window = fields.optional_integer("sliding_window", family.sliding_window)
     full = ("full_attention",) * layers
     if family.sliding == "none":
         return None, full
-    if family.sliding.startswith("flag") and not fields.bool("use_sliding_window", False):
+    if family.sliding.startswith("flag") and not fields.flag("use_sliding_window", False):
         window = None
     given = fields.raw.get("layer_types")
     if family.sliding == "flag" and given is not None:
@@ -287,7 +290,7 @@ def _sliding(fields: Fields, family: _Family, layers: int) -> tuple[int | None, 
         return window, tuple(str(kind) for kind in given)
     if window is None:
         return None, full
-    first = fields.int("max_window_layers", 28, minimum=0) if family.sliding == "flag" else 0
+    first = fields.integer("max_window_layers", 28, minimum=0) if family.sliding == "flag" else 0
     return window, tuple("sliding_attention" if i >= first else "full_attention" for i in range(layers))
 
 
@@ -303,21 +306,21 @@ def rope_from_hf(
     rope_type = str(given.get("rope_type", given.get("type", "default")))
     original = raw.get("original_max_position_embeddings") or given.get("original_max_position_embeddings")
     partial = given.get("partial_rotary_factor", raw.get("partial_rotary_factor"))
-    factor = fields.optional_float("factor")
+    factor = fields.optional_number("factor")
     if factor is None and rope_type in ("linear", "dynamic", "llama3"):
         raise CorruptModel(f"{where}: rope type {rope_type!r} needs a factor")
     return RopeConfig(
-        rope_theta=fields.float("rope_theta", default_theta),
+        rope_theta=fields.number("rope_theta", default_theta),
         rope_type=rope_type,
         factor=factor,
         partial_rotary_factor=1.0 if partial is None else float(partial),
         original_max_position_embeddings=int(original) if original else max_positions,
-        attention_factor=fields.optional_float("attention_factor"),
-        beta_fast=fields.optional_float("beta_fast"),
-        beta_slow=fields.optional_float("beta_slow"),
-        mscale=fields.optional_float("mscale"),
-        mscale_all_dim=fields.optional_float("mscale_all_dim"),
-        truncate=fields.bool("truncate", True),
-        low_freq_factor=fields.optional_float("low_freq_factor"),
-        high_freq_factor=fields.optional_float("high_freq_factor"),
+        attention_factor=fields.optional_number("attention_factor"),
+        beta_fast=fields.optional_number("beta_fast"),
+        beta_slow=fields.optional_number("beta_slow"),
+        mscale=fields.optional_number("mscale"),
+        mscale_all_dim=fields.optional_number("mscale_all_dim"),
+        truncate=fields.flag("truncate", True),
+        low_freq_factor=fields.optional_number("low_freq_factor"),
+        high_freq_factor=fields.optional_number("high_freq_factor"),
     )
