@@ -1,0 +1,73 @@
+"""The `paceline` command.
+
+This file and what it imports load neither torch nor transformers nor the server, so that `--help` is instant; each
+command imports what it needs when it runs. Errors that Paceline raises on purpose become one line on stderr and an
+exit code (the table below); anything else is a bug and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from paceline.app.commands import models, show
+from paceline.errors import ConfigError, EngineError, ModelError, ModelNotFound, PacelineError, RequestError
+from paceline.version import __version__
+
+# As sysexits.h numbers them, the most special error first.
+EXIT_CODES: tuple[tuple[type[PacelineError], int], ...] = (
+    (ConfigError, 64),  # EX_USAGE
+    (RequestError, 65),  # EX_DATAERR: a prompt or a key that cannot be taken
+    (ModelNotFound, 66),  # EX_NOINPUT
+    (ModelError, 65),  # EX_DATAERR: a model that cannot be read or run
+    (EngineError, 70),  # EX_SOFTWARE
+    (PacelineError, 1),
+)
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="paceline",
+    help="LLM inference that holds the latency it promised.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for group in (models, show):
+    group.register(app)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"paceline {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def exit_code(error: PacelineError) -> int:
+    """The code `paceline` ends with when this error ends it."""
+    return next(code for kind, code in EXIT_CODES if isinstance(error, kind))
+
+
+def main() -> None:
+    """Entry point of the `paceline` script."""
+    try:
+        app(standalone_mode=True)
+    except PacelineError as error:
+        print(f"paceline: {error}", file=sys.stderr)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

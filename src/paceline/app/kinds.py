@@ -1,0 +1,91 @@
+"""Kinds of setting: each knows how to read a value, from text or from TOML, and how to say what it accepts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """`parse` turns what was given into the value, or raises ValueError; `accepts` completes "expected ..."."""
+
+    accepts: str
+    parse: Callable[[object], Any]
+    is_path: bool = False  # relative paths in a file are relative to that file
+    is_switch: bool = False  # on the command line: --name or --no-name
+
+
+def _text(given: object) -> str:
+    if not isinstance(given, str) or not given.strip():
+        raise ValueError
+    return given.strip()
+
+
+def _boolean(given: object) -> bool:
+    if isinstance(given, bool):
+        return given
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    try:
+        return words[_text(given).lower()]
+    except KeyError:
+        raise ValueError from None
+
+
+def _texts(given: object) -> tuple[str, ...]:
+    parts = given.split(",") if isinstance(given, str) else given
+    if not isinstance(parts, (list, tuple)):
+        raise ValueError
+    return tuple(_text(part) for part in parts)
+
+
+text = Kind("text", _text)
+texts = Kind("a list of texts (or one text, with commas)", _texts)
+path = Kind("a path", _text, is_path=True)
+switch = Kind("true or false", _boolean, is_switch=True)
+
+
+def whole(minimum: int, maximum: int | None = None) -> Kind:
+    """A whole number within bounds, both included."""
+
+    def parse(given: object) -> int:
+        if isinstance(given, bool) or not isinstance(given, (int, str)):
+            raise ValueError
+        value = int(given)
+        if value < minimum or (maximum is not None and value > maximum):
+            raise ValueError
+        return value
+
+    return Kind(f"a whole number {_range(minimum, maximum)}", parse)
+
+
+def number(above: float, maximum: float | None = None) -> Kind:
+    """A finite number over `above`, up to `maximum`."""
+
+    def parse(given: object) -> float:
+        if isinstance(given, bool) or not isinstance(given, (int, float, str)):
+            raise ValueError
+        value = float(given)
+        if not above < value < float("inf") or (maximum is not None and value > maximum):
+            raise ValueError
+        return value
+
+    up_to = "" if maximum is None else f" and up to {maximum:g}"
+    return Kind(f"a number over {above:g}{up_to}", parse)
+
+
+def choice(*options: str) -> Kind:
+    """One of a few words."""
+
+    def parse(given: object) -> str:
+        word = _text(given).lower()
+        if word not in options:
+            raise ValueError
+        return word
+
+    return Kind(f"one of {', '.join(options)}", parse)
+
+
+def _range(minimum: int, maximum: int | None) -> str:
+    return f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"

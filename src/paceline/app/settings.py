@@ -1,0 +1,137 @@
+"""Every setting, once: slices of frozen values, each field with its kind and its help.
+
+The command line's flags, the keys of `paceline.toml`, the `PACELINE_*` variables, `paceline config` and the table in
+`docs/configuration.md` are all made from this file. Adding a setting is one field here. Names are unique over all
+slices, since a flag and a variable carry no slice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, field, fields
+from typing import Any
+
+from paceline.app.kinds import Kind, choice, number, path, switch, text, texts, whole
+from paceline.app.store import DEFAULT_MODEL
+from paceline.core.policies.registry import POLICIES
+
+
+def setting(default: Any, kind: Kind, meaning: str, *, secret: bool = False) -> Any:
+    """A field of a slice. A secret comes from the environment alone and is never printed."""
+    return field(default=default, metadata={"kind": kind, "help": meaning, "secret": secret})
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """Which model, and how it is held."""
+
+    model: str = setting(
+        DEFAULT_MODEL, text, "a known name, a .gguf file, a folder in Hugging Face layout, or a hub id"
+    )
+    served_name: str | None = setting(None, text, "the name clients use; the model's own by default")
+    dtype: str = setting("auto", choice("auto", "float32", "bfloat16", "float16"), "of weights, arithmetic and KV")
+    device: str = setting("auto", text, "auto, cpu, cuda, cuda:1, ...; auto takes a GPU when there is one")
+    threads: int | None = setting(None, whole(1), "CPU threads of the model; one a physical core by default")
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """What one step may hold and who waits."""
+
+    policy: str = setting("decode_first", choice(*sorted(POLICIES)), "how each step's tokens are shared out")
+    max_model_len: int | None = setting(None, whole(1), "most tokens of one sequence; the model's own limit by default")
+    max_num_batched_tokens: int = setting(2048, whole(1), "token budget of one step")
+    max_num_seqs: int = setting(256, whole(1), "most requests that run at once")
+    max_waiting: int | None = setting(None, whole(0), "longest queue before requests get 429; unbounded by default")
+    call_log: str | None = setting(None, path, "write every scheduler call here, for replay; it holds prompts as ids")
+
+
+@dataclass(frozen=True, slots=True)
+class KVSettings:
+    """Memory for keys and values."""
+
+    block_size: int = setting(16, whole(1, 256), "tokens in a KV block")
+    kv_gib: float | None = setting(None, number(0), "size of the KV pool in GiB; wins over kv_share")
+    kv_share: float | None = setting(
+        None, number(0, 1), "share of the memory that is free once the model is loaded; 0.9 on a GPU, 0.4 on a CPU"
+    )
+    prefix_caching: bool = setting(True, switch, "reuse the KV of prompts that begin alike")
+
+
+@dataclass(frozen=True, slots=True)
+class ServeSettings:
+    """The HTTP server."""
+
+    host: str = setting("127.0.0.1", text, "address to listen on; 0.0.0.0 for all")
+    port: int = setting(8000, whole(0, 65535), "port to listen on; 0 takes a free one")
+    tls_cert: str | None = setting(None, path, "certificate chain in PEM; with tls_key, serve HTTPS")
+    tls_key: str | None = setting(None, path, "private key in PEM")
+    restart: bool = setting(False, switch, "start the engine again if it dies")
+    strict_fields: bool = setting(False, switch, "answer 400 to unknown fields in a request instead of ignoring them")
+    cors_origins: tuple[str, ...] = setting((), texts, "origins whose pages may call the API from a browser; none")
+    max_body_mib: float = setting(8.0, number(0), "largest request body in MiB")
+    drain_s: float = setting(30.0, number(0), "how long SIGTERM waits for running requests before it aborts them")
+
+
+@dataclass(frozen=True, slots=True)
+class AuthSettings:
+    """Who may call."""
+
+    api_key_file: str | None = setting(None, path, "keys in TOML, as `paceline key new` prints them")
+    api_key: str | None = setting(None, text, "one key that may do everything", secret=True)
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """What is written to stderr. Prompts never are."""
+
+    log_level: str = setting("info", choice("debug", "info", "warning", "error"), "least severity that is written")
+    log_format: str = setting("text", choice("text", "json"), "for people, or one JSON object a line")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All slices. Each part of Paceline receives its own, resolved."""
+
+    model: ModelSettings = ModelSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    kv: KVSettings = KVSettings()
+    serve: ServeSettings = ServeSettings()
+    auth: AuthSettings = AuthSettings()
+    log: LogSettings = LogSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One setting of the table, seen from outside."""
+
+    slice: str
+    name: str
+    kind: Kind
+    help: str
+    default: Any
+    secret: bool
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "PACELINE_" + self.name.upper()
+
+    @property
+    def key(self) -> str:
+        return f"{self.slice}.{self.name}"
+
+
+def _entries() -> Iterator[Entry]:
+    for part in fields(Settings):
+        each: Field[Any]
+        for each in fields(part.default):  # type: ignore[arg-type]
+            data = each.metadata
+            yield Entry(part.name, each.name, data["kind"], data["help"], each.default, data["secret"])
+
+
+TABLE: dict[str, Entry] = {entry.name: entry for entry in _entries()}
+SLICES: dict[str, type] = {part.name: type(part.default) for part in fields(Settings)}
