@@ -230,7 +230,9 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     hidden = fields.integer("hidden_size")
     max_positions = fields.integer("max_position_embeddings", family.max_position_embeddings)
     window, layer_types = _sliding(fields, family, layers)
-    experts = fields.integer(family.experts_key, family.num_experts, minimum=0) if family.experts_key else 0
+    # transformers 5 writes every family's count of experts under the name that only Mixtral had before.
+    experts_key = "num_local_experts" if "num_local_experts" in raw else family.experts_key
+    experts = fields.integer(experts_key, family.num_experts, minimum=0) if family.experts_key else 0
     intermediate = fields.integer("intermediate_size")
     kv_heads = fields.optional_integer("num_key_value_heads", family.num_key_value_heads) or heads
     if heads % kv_heads:

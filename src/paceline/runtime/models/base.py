@@ -18,7 +18,7 @@ Weights = Mapping[str, Tensor]
 class Model(Protocol):
     """A decoder that runs one ragged batch at a time over a paged KV pool.
 
-    Native families are classes called as `cls(config, weights, device=..., dtype=...)`; see `registry`.
+    How native families are built is `registry.ModelFactory`.
     """
 
     vocab_size: int
