@@ -31,7 +31,7 @@ SUPPORTED_TYPES = tuple(
     for name in ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 )
 # Elements dequantized at a time: large enough for numpy, small enough to stay in cache.
-_CHUNK = 1 << 20
+_CHUNK = 1 << 18
 
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9

@@ -1,0 +1,314 @@
+"""From a path to a model that runs: which road it takes, its weights, and what the rest must know about it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
+from paceline.runtime.formats.config import ModelConfig, config_from_hf, is_native_config
+from paceline.runtime.formats.digest import files_digest
+from paceline.runtime.formats.folder import TOKENIZER_FILES, eos_token_ids, read_config
+from paceline.runtime.formats.gguf import open_gguf
+from paceline.runtime.formats.safetensors import PICKLED, SafetensorsWeights, weight_files
+from paceline.runtime.formats.weights import CheckpointWeights, check_weights
+from paceline.runtime.layers.rope import ROPE_TYPES
+from paceline.runtime.models.base import Model
+from paceline.runtime.models.registry import native_model
+
+# Called with a stage ("read", "verify") and how much of it is done, from 0 to 1.
+Progress = Callable[[str, float], None]
+
+# Part of every namespace: a change in how keys and values are laid out or computed makes old ones worthless.
+_LAYOUT = "kv1"
+
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What engine, server and people need to know about a loaded model."""
+
+    name: str  # the file's or folder's name, without .gguf
+    architecture: str  # the Hugging Face class name
+    road: str  # "native" or "transformers"
+    vocab_size: int
+    max_model_len: int  # tokens of prompt and output together
+    num_layers: int  # layers that cache
+    kv_bytes_per_token: int
+    eos_token_ids: tuple[int, ...]
+    dtype: str  # "float32", "float16" or "bfloat16"; of weights and cache
+    device: str
+    weights_bytes: int
+    namespace: str  # hex digest of weights, tokenizer, dtype and layout; equal only if KV may be shared
+    notes: tuple[str, ...] = ()  # what a person should know, one sentence each
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model ready for a backend."""
+
+    model: Model
+    info: ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class _Built:
+    """What either road hands back."""
+
+    model: Model
+    architecture: str
+    road: str
+    max_model_len: int
+    eos_token_ids: tuple[int, ...]
+    weights_bytes: int
+    notes: tuple[str, ...] = ()
+
+
+def load_model(
+    path: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    cache_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> LoadedModel:
+    """Load a `.gguf` file or a folder in Hugging Face's layout.
+
+    device         "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one
+    dtype          "float32", "float16" or "bfloat16"; "auto" is float32 on a CPU, else what the checkpoint names
+    max_model_len  the longest context to serve; None is the checkpoint's own (see `layers.rope` for what it fixes)
+    cache_dir      where digests of large files are remembered; None computes them each time
+    progress       told how far each stage is
+
+    Raises ModelNotFound, CorruptModel or UnsupportedModel with one line that says what is wrong, and ConfigError for
+    a device, dtype or length that cannot be honoured.
+    """
+    source = Path(path)
+    report = progress or _silent
+    target = _device(device)
+    files = checkpoint_files(source)
+    # The digest reads every byte, as loading does: side by side they share the page cache.
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest") as pool:
+        digest = pool.submit(files_digest, files, cache_dir)
+        if source.is_file():
+            chosen = _dtype(dtype, target, None)
+            built = _load_gguf(source, target, chosen, max_model_len, report)
+        else:
+            raw = read_config(source)
+            chosen = _dtype(dtype, target, raw.get("dtype") or raw.get("torch_dtype"))
+            built = _load_folder(source, raw, target, chosen, max_model_len, report)
+        content = digest.result()
+    return LoadedModel(built.model, _info(source, built, target, chosen, content))
+
+
+def checkpoint_files(source: Path) -> list[Path]:
+    """Every file whose content decides what the model computes and how its text is tokenised, in a fixed order.
+
+    Raises ModelNotFound, and UnsupportedModel for pickled weights.
+    """
+    if source.is_file():
+        if source.suffix in PICKLED:
+            raise UnsupportedModel(
+                f"{source}: pickled weights can run code when read and are refused; convert them to safetensors"
+            )
+        return [source]
+    if not source.is_dir():
+        raise ModelNotFound(f"{source}: no such file or folder")
+    extras = [source / name for name in ("config.json", *TOKENIZER_FILES)]
+    return [*weight_files(source), *(path for path in extras if path.is_file())]
+
+
+def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype, limit: int | None, report: Progress) -> _Built:
+    config, weights = open_gguf(path, dtype)
+    if not _runs_natively(config):
+        raise UnsupportedModel(f"{path}: {config.architecture} from GGUF has no native implementation")
+    return _build_native(config, weights, device, dtype, config.eos_token_ids, limit, report)
+
+
+def _load_folder(
+    folder: Path, raw: dict[str, Any], device: torch.device, dtype: torch.dtype, limit: int | None, report: Progress
+) -> _Built:
+    quantization = raw.get("quantization_config")
+    if quantization:
+        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        raise UnsupportedModel(f"{folder}: weights quantized with {method!r} are not read; use the unquantized model")
+    eos = eos_token_ids(folder, raw)
+    config = _native_config(folder, raw)
+    if config is not None:
+        weights = SafetensorsWeights(folder, dtype)
+        return _build_native(config, weights, device, dtype, eos, limit, report)
+    # Imported here: transformers takes seconds, and the native road does without it.
+    from paceline.runtime.models.transformers_road import load_transformers
+
+    loaded = load_transformers(folder, device=device, dtype=dtype, max_model_len=limit, progress=report)
+    return _Built(
+        loaded,
+        loaded.architecture,
+        "transformers",
+        loaded.max_model_len,
+        tuple(token for token in eos if token < loaded.vocab_size),
+        loaded.weights_bytes,
+        loaded.notes,
+    )
+
+
+def _native_config(folder: Path, raw: dict[str, Any]) -> ModelConfig | None:
+    """The config if a native family runs it as it is, else None: transformers' own code may."""
+    if not is_native_config(raw):
+        return None
+    try:
+        config = config_from_hf(raw, str(folder / "config.json"))
+    except UnsupportedModel:
+        return None
+    return config if _runs_natively(config) else None
+
+
+def _runs_natively(config: ModelConfig) -> bool:
+    return (
+        native_model(config.architecture) is not None
+        and config.rope.rope_type in ROPE_TYPES
+        and config.hidden_act in ("silu", "swish")
+    )
+
+
+def _build_native(
+    config: ModelConfig,
+    weights: CheckpointWeights,
+    device: torch.device,
+    dtype: torch.dtype,
+    eos: tuple[int, ...],
+    limit: int | None,
+    report: Progress,
+) -> _Built:
+    """Check the weights against the config, then let the family take them."""
+    longest = _context_length(config) if limit is None else limit
+    if longest < 1:
+        raise ConfigError(f"max_model_len is {longest}; it must be at least 1")
+    config = replace(config, rope=replace(config.rope, max_model_len=longest))
+    factory = native_model(config.architecture)
+    assert factory is not None
+    try:
+        check_weights(weights, config)
+        tracked = _Tracked(weights, report)
+        model = factory(config, tracked, device=device, dtype=dtype)
+    finally:
+        weights.close()
+    eos = tuple(token for token in eos if token < config.vocab_size)
+    return _Built(model, config.architecture, "native", longest, eos, tracked.nbytes, _notes(config, longest))
+
+
+def _context_length(config: ModelConfig) -> int:
+    """Tokens the checkpoint says it can handle. YaRN's config often keeps the length before stretching."""
+    rope = config.rope
+    if rope.rope_type == "yarn" and rope.factor is not None:
+        original = rope.original_max_position_embeddings or config.max_position_embeddings
+        return max(config.max_position_embeddings, int(original * rope.factor))
+    return config.max_position_embeddings
+
+
+def _notes(config: ModelConfig, longest: int) -> tuple[str, ...]:
+    if config.rope.rope_type == "dynamic" and longest > config.max_position_embeddings:
+        return (
+            f"dynamic NTK is fixed at {longest} tokens for every request; up to "
+            f"{config.max_position_embeddings} it would equal transformers",
+        )
+    return ()
+
+
+class _Tracked(CheckpointWeights):
+    """Weights that report progress and count what was taken. A second look at a tensor counts once."""
+
+    def __init__(self, weights: CheckpointWeights, report: Progress) -> None:
+        self.where = weights.where
+        self._weights = weights
+        self._report = report
+        self._sizes: dict[str, int] = {}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._sizes.values())
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self._weights:
+            raise CorruptModel(f"{self.where}: tensor {name} is missing")
+        tensor = self._weights[name]
+        self._sizes[name] = tensor.nbytes
+        self._report("read", min(1.0, len(self._sizes) / len(self._weights)))
+        return tensor
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weights
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._weights.shape(name)
+
+    def close(self) -> None:
+        self._weights.close()
+
+
+def _info(source: Path, built: _Built, device: torch.device, dtype: torch.dtype, content: str) -> ModelInfo:
+    specs: Sequence[Any] = built.model.kv_specs
+    name = _dtype_name(dtype)
+    layout = [(spec.kv_heads, spec.k_dim, spec.v_dim) for spec in specs]
+    facts = (_LAYOUT, content, name, built.road, built.architecture, built.max_model_len, layout)
+    return ModelInfo(
+        name=source.name.removesuffix(".gguf"),
+        architecture=built.architecture,
+        road=built.road,
+        vocab_size=built.model.vocab_size,
+        max_model_len=built.max_model_len,
+        num_layers=len(specs),
+        kv_bytes_per_token=sum(spec.bytes_per_token(dtype) for spec in specs),
+        eos_token_ids=built.eos_token_ids,
+        dtype=name,
+        device=str(device),
+        weights_bytes=built.weights_bytes,
+        namespace=hashlib.sha256(repr(facts).encode()).hexdigest(),
+        notes=built.notes,
+    )
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not known to torch") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: this torch sees no CUDA device")
+    return device
+
+
+def _dtype(name: str, device: torch.device, checkpoint: object) -> torch.dtype:
+    """The dtype to compute in. On a CPU "auto" is float32: half precision is slower there, and less exact."""
+    if name == "auto":
+        if device.type == "cpu":
+            return torch.float32
+        return _DTYPES.get(str(checkpoint).removeprefix("torch."), torch.bfloat16)
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _silent(stage: str, fraction: float) -> None:
+    """The progress of someone who does not ask."""
