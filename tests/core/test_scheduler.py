@@ -1,179 +1,20 @@
-"""The scheduler under arbitrary traffic, against a memory that notices every wrong block."""
+"""The scheduler: order, memory, prefix cache, errors, log. Arbitrary traffic is in test_traffic.py."""
 
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
-from collections import deque
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from paceline.core.calllog import RecordedScheduler, ReplayMismatch, replay
 from paceline.core.config import SchedulerConfig
-from paceline.core.sampling import SamplingParams
 from paceline.core.scheduler import Scheduler
-from paceline.core.step import Accepted, Finish, FinishReason, Rejected, RejectReason, RequestSpec, StepEvents, StepPlan
+from paceline.core.step import Accepted, FinishReason, Rejected, RejectReason
 from paceline.errors import ConfigError, PacelineError
-from tests.core.memory_backend import EOS, MemoryBackend, expected_output
-
-VOCAB = 50
-
-
-def spec(
-    name: str,
-    prompt: tuple[int, ...],
-    max_tokens: int = 8,
-    *,
-    salt: str = "",
-    stop: tuple[int, ...] = (EOS,),
-    prompt_logprobs: int | None = None,
-) -> RequestSpec:
-    sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, prompt_logprobs=prompt_logprobs)
-    return RequestSpec(name, prompt, sampling, cache_salt=salt)
-
-
-def make(num_blocks: int = 64, **settings: object) -> Scheduler:
-    values: dict[str, object] = {"max_model_len": 256, "block_size": 4, **settings}
-    return Scheduler(SchedulerConfig(num_blocks=num_blocks, **values))  # type: ignore[arg-type]
-
-
-class Run:
-    """Drives a scheduler and keeps what clients would have seen. `depth` plans may be in flight at once."""
-
-    def __init__(self, scheduler: Scheduler, *, depth: int = 1, fail: frozenset[str] = frozenset()) -> None:
-        self.scheduler = scheduler
-        config = scheduler.config
-        self.backend = MemoryBackend(config.num_blocks, config.block_size, VOCAB, fail)
-        self.depth = depth
-        self.now = 0.0
-        self.in_flight: deque[StepPlan] = deque()
-        self.plans: list[StepPlan] = []
-        self.tokens: dict[str, list[int]] = {}
-        self.scores: dict[str, list[int]] = {}
-        self.finishes: dict[str, Finish] = {}
-
-    def submit(self, request: RequestSpec) -> bool:
-        return isinstance(self.scheduler.submit(request, self.now), Accepted)
-
-    def cancel(self, name: str) -> None:
-        finish = self.scheduler.cancel(name, self.now)
-        if finish is not None:
-            self._take(StepEvents(-1, finished=(finish,)))
-
-    def step(self) -> bool:
-        self.now += 1.0
-        plan = self.scheduler.plan(self.now) if len(self.in_flight) < self.depth else None
-        self.scheduler.check_integrity()
-        if plan is not None:
-            assert 0 < plan.num_tokens <= self.scheduler.config.max_num_batched_tokens
-            self.plans.append(plan)
-            self.in_flight.append(plan)
-        if self.in_flight and (plan is None or len(self.in_flight) == self.depth):
-            oldest = self.in_flight.popleft()
-            self._take(self.scheduler.commit(oldest, self.backend.execute(oldest), self.now))
-            self.scheduler.check_integrity()
-            return True
-        return plan is not None
-
-    def finish(self) -> None:
-        while self.scheduler.has_work or self.in_flight:
-            assert self.step(), "live requests, and nothing to do"
-
-    def _take(self, events: StepEvents) -> None:
-        for name, tokens in zip(events.ids, events.tokens, strict=True):
-            assert name not in self.finishes, "a token after the terminal event"
-            self.tokens.setdefault(name, []).extend(tokens)
-        for name, scores in events.prompt_logprobs:
-            self.scores.setdefault(name, []).extend(score.token for score in scores)
-        for finish in events.finished:
-            assert finish.request_id not in self.finishes, "two terminal events"
-            self.finishes[finish.request_id] = finish
-
-
-def rows(plan: StepPlan) -> dict[str, int]:
-    return dict(zip(plan.ids, plan.counts, strict=True))
-
-
-PROMPTS = st.lists(st.integers(1, 3), min_size=1, max_size=40).map(tuple)  # a small alphabet: prefixes collide
-ACTIONS = st.lists(
-    st.one_of(
-        st.tuples(st.just("submit"), PROMPTS, st.integers(1, 20), st.sampled_from(["", "a"]), st.booleans()),
-        st.tuples(st.just("cancel"), st.integers(0, 30)),
-        st.tuples(st.just("steps"), st.integers(1, 5)),
-    ),
-    max_size=40,
-)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    actions=ACTIONS,
-    num_blocks=st.integers(3, 40),
-    block_size=st.sampled_from([1, 2, 4, 16]),
-    budget=st.sampled_from([1, 3, 16, 512]),
-    seats=st.integers(1, 8),
-    caching=st.booleans(),
-    depth=st.integers(1, 3),
-)
-def test_any_traffic_conserves_blocks_and_answers_everyone(
-    actions: list[tuple[object, ...]],
-    num_blocks: int,
-    block_size: int,
-    budget: int,
-    seats: int,
-    caching: bool,
-    depth: int,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    log = io.StringIO()
-    config = SchedulerConfig(
-        num_blocks=num_blocks,
-        max_model_len=256,
-        block_size=block_size,
-        max_num_batched_tokens=budget,
-        max_num_seqs=seats,
-        prefix_caching=caching,
-    )
-    run = Run(RecordedScheduler(config, log), depth=depth)
-    accepted: dict[str, RequestSpec] = {}
-    for action in actions:
-        match action:
-            case ("submit", tuple() as prompt, int() as max_tokens, str() as salt, bool() as scored):
-                name = f"r{len(accepted)}"
-                request = spec(name, prompt, max_tokens, salt=salt, prompt_logprobs=0 if scored else None)
-                if run.submit(request):
-                    accepted[name] = request
-            case ("cancel", int() as which):
-                run.cancel(f"r{which}")
-            case ("steps", int() as count):
-                for _ in range(count):
-                    run.step()
-    run.finish()
-
-    assert set(run.finishes) == set(accepted), "exactly one terminal event each"
-    for name, request in accepted.items():
-        finish = run.finishes[name]
-        limit = len(request.prompt) + request.sampling.max_tokens
-        wanted = expected_output(request.prompt, limit, frozenset({EOS}), VOCAB)
-        got = run.tokens.get(name, [])
-        assert finish.output_tokens == len(got)
-        if finish.reason is FinishReason.ABORT:
-            assert got == wanted[: len(got)]
-            continue
-        assert got == wanted, "outputs do not depend on what else ran"
-        assert finish.reason is (FinishReason.STOP if wanted[-1] == EOS else FinishReason.LENGTH)
-        if request.sampling.prompt_logprobs is not None:
-            assert run.scores.get(name, []) == list(request.prompt[1:]), "each prompt token is scored once"
-    stats = run.scheduler.stats()
-    assert (stats.num_running, stats.num_waiting, stats.kv_blocks_used) == (0, 0, 0)
-
-    path = tmp_path_factory.mktemp("log") / "calls.jsonl"
-    path.write_text(log.getvalue())
-    assert replay(path) >= len(run.plans), "the log makes the same plans again"
+from tests.core.driver import VOCAB, Run, make, rows, spec
+from tests.core.memory_backend import EOS, expected_output
 
 
 def test_running_before_waiting_in_one_mixed_batch() -> None:

@@ -42,6 +42,10 @@ class BlockPool:
         """Whether nobody refers to the block, so that sharing it would use up an available one."""
         return self._refs[block] == 0
 
+    def is_sole(self, block: int) -> bool:
+        """Whether one request alone refers to the block, so that it becomes available when that one lets go."""
+        return self._refs[block] == 1
+
     def share(self, block: int) -> None:
         """One more reference to a block that `find` gave."""
         if self._refs[block] == 0:

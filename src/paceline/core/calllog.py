@@ -90,7 +90,8 @@ def read_calls(path: str | Path) -> tuple[SchedulerConfig, Iterator[dict[str, An
     head = next(lines, None)
     if head is None or head.get("log") != VERSION:
         raise PacelineError(f"{path} is not a call log of version {VERSION}")
-    return SchedulerConfig(**head["config"]), lines
+    options = tuple((name, value) for name, value in head["config"].pop("policy_options"))
+    return SchedulerConfig(**head["config"], policy_options=options), lines
 
 
 def _lines(path: str | Path) -> Iterator[dict[str, Any]]:

@@ -14,11 +14,12 @@ class SchedulerConfig:
     num_blocks: int  # KV blocks in the pool
     max_model_len: int  # most tokens of one sequence, prompt and output together
     block_size: int = 16  # tokens in a KV block
-    max_num_batched_tokens: int = 2048  # token budget of one step
+    max_num_batched_tokens: int = 2048  # token budget of one step, for the policies that have one
     max_num_seqs: int = 256  # most running requests
     prefix_caching: bool = True
     max_waiting: int | None = None  # longest queue before `submit` answers QUEUE_FULL; None is unbounded
     policy: str = "decode_first"
+    policy_options: tuple[tuple[str, bool | int | float | str], ...] = ()  # the policy's own knobs, by name
     # Digest of everything that decides what a KV block holds: weights, tokenizer, dtype, layout, adapter. Blocks are
     # shared only within one namespace, so that new weights under an old name never meet old KV.
     namespace: str = ""

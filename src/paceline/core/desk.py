@@ -33,6 +33,7 @@ class Desk:
         self.budget = budget  # tokens that may still be given in this step
         self.max_num_seqs = max_num_seqs
         self.preempted: list[Request] = []
+        self.wake_s: float | None = None  # when a policy that waits wants to be asked again
         self.released: list[str] = []  # preempted requests whose state the backend holds
         # The rows so far, parallel.
         self.rows: list[Request] = []
@@ -42,6 +43,29 @@ class Desk:
         self._new_blocks: list[tuple[int, ...]] = []
         self._samples: list[bool] = []
         self._admitted: list[Admission] = []
+
+    @property
+    def available_blocks(self) -> int:
+        """KV blocks nobody holds, cached ones included."""
+        return self.kv.pool.num_available
+
+    def blocks_needed(self, request: Request, tokens: int) -> int:
+        """Blocks it would take from the available ones to hold `tokens` tokens, prefix hits counted if it waits."""
+        if request.state is RequestState.RUNNING:
+            return max(0, self.kv.blocks_for(tokens) - len(request.blocks))
+        return self.kv.blocks_needed(self.kv.lookup(request), tokens)
+
+    def blocks_to_finish(self, request: Request) -> int:
+        """Blocks it would take to run to its limit; the KV of the very last token is never needed."""
+        return self.blocks_needed(request, request.limit - 1)
+
+    def uncached(self, request: Request) -> int:
+        """Known tokens a waiting request would have to compute, prefix hits left out."""
+        return request.known - len(self.kv.lookup(request)) * self.kv.block_size
+
+    def call_again_at(self, time: float) -> None:
+        """Ask for another `plan` at this time even if nothing else happens: the policy waits for it."""
+        self.wake_s = time if self.wake_s is None else min(self.wake_s, time)
 
     @property
     def room(self) -> int:
@@ -64,16 +88,18 @@ class Desk:
         self._place(request, start, end, new_blocks)
         return True
 
-    def admit(self, request: Request, most: int) -> bool:
+    def admit(self, request: Request, most: int, *, whole: bool = True) -> bool:
         """Let a waiting request run, with at most `most` tokens (> 0) in this step; prefix hits cost none of them.
 
-        False, and nothing changed, when its whole known sequence does not fit into the blocks available now: admitting
-        by the first chunk alone lets prompts crowd each other out half-way.
+        False, and nothing changed, when its whole known sequence (with `whole=False`: what this step computes) does
+        not fit into the blocks available now. Admitting by the first chunk alone lets prompts crowd each other out
+        half-way.
         """
         if request.in_flight:  # preempted, and a plan with it is still being computed
             return False
         hits = self.kv.lookup(request)
-        if not self.kv.fits(hits, request.known):
+        reach = request.known if whole else min(len(hits) * self.kv.block_size + most, request.known)
+        if self.kv.blocks_needed(hits, reach) > self.available_blocks:
             return False
         del self.waiting[request.request_id]
         request.become(RequestState.RUNNING)
@@ -82,7 +108,7 @@ class Desk:
         start = request.planned
         end = min(start + most, request.known)
         new_blocks = self.kv.extend(request, end)
-        assert new_blocks is not None, "fits() said yes"
+        assert new_blocks is not None, "blocks_needed() said it fits"
         if request.scheduled_s is None:
             request.scheduled_s = self.now
             request.cached_tokens = start
@@ -91,8 +117,8 @@ class Desk:
         self._place(request, start, end, (*hits, *new_blocks))
         return True
 
-    def preempt(self, request: Request) -> None:
-        """Take all blocks from a running request and put it at the head of the queue, to be recomputed.
+    def preempt(self, request: Request, *, to_tail: bool = False) -> None:
+        """Take all blocks from a running request and put it at the head (or tail) of the queue, to be recomputed.
 
         If this step had already given it tokens, they go back into the budget.
         """
@@ -104,7 +130,7 @@ class Desk:
         request.become(RequestState.WAITING)
         self.running.remove(request)
         self.waiting[request.request_id] = request
-        self.waiting.move_to_end(request.request_id, last=False)
+        self.waiting.move_to_end(request.request_id, last=to_tail)
         self.preempted.append(request)
 
     def _place(self, request: Request, start: int, end: int, new_blocks: tuple[int, ...]) -> None:

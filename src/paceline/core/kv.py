@@ -44,10 +44,12 @@ class KVCache:
             hits.append(block)
         return hits
 
-    def fits(self, hits: list[int], tokens: int) -> bool:
-        """Whether a request that shares `hits` could hold `tokens` tokens in all with what is available now."""
-        shared_free = sum(map(self.pool.is_free, hits))
-        return self.blocks_for(tokens) - len(hits) + shared_free <= self.pool.num_available
+    def blocks_needed(self, hits: list[int], tokens: int) -> int:
+        """Available blocks that a request sharing `hits` would use up to hold `tokens` tokens in all.
+
+        A hit that nobody refers to counts: sharing it takes it out of those available.
+        """
+        return self.blocks_for(tokens) - len(hits) + sum(map(self.pool.is_free, hits))
 
     def open(self, request: Request, hits: list[int]) -> None:
         """Start the request's block table with shared blocks; their tokens count as computed."""

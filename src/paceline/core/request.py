@@ -106,6 +106,17 @@ class Request:
         reach = self.known + self.pending
         return reach - self.planned if reach < self.limit else 0
 
+    @property
+    def holds_kv(self) -> bool:
+        """Whether it runs (still: a policy may have preempted it a moment ago)."""
+        return self.state is RequestState.RUNNING
+
+    @property
+    def prefilling(self) -> bool:
+        """Whether it has more to compute than the token it generated last (or will still have, planned or not)."""
+        reach = self.known + self.pending
+        return reach - self.planned > 1 or self.planned < self.prompt_len
+
     def become(self, state: RequestState) -> None:
         """Change state; the table of allowed transitions decides."""
         assert state in TRANSITIONS[self.state], f"{self!r} cannot become {state.value}"

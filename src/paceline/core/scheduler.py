@@ -48,7 +48,7 @@ class Scheduler:
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
-        self._policy = make_policy(config.policy)
+        self._policy = make_policy(config.policy, config.policy_options)
         self._kv = KVCache(
             config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, namespace=config.namespace
         )
@@ -58,6 +58,7 @@ class Scheduler:
         self._in_flight: deque[tuple[int, list[Request]]] = deque()  # (step, rows) of plans not yet committed
         self._released: list[str] = []  # ids whose state the backend may drop
         self._steps = 0
+        self.wake_s: float | None = None  # after a `plan` of None: when to ask again even if nothing else happens
         self._totals = _Totals()
 
     @property
@@ -104,6 +105,7 @@ class Scheduler:
             max_num_seqs=config.max_num_seqs,
         )
         self._policy.decide(desk)
+        self.wake_s = desk.wake_s
         self._released += desk.released
         self._totals.preemptions += len(desk.preempted)
         if not desk.rows:

@@ -7,30 +7,40 @@ recomputed later, mostly from the prefix cache.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.core.desk import Desk
+from paceline.core.policies.parts.capacity import grow_or_evict, last_admitted, lowest_priority
+from paceline.core.policies.parts.order import by_priority, fcfs
 
 
+@dataclass(frozen=True)
 class DecodeFirst:
-    """First come, first served; preemption by recompute, last admitted first."""
+    """First come, first served or by priority; preemption by recompute."""
 
-    name = "decode_first"
+    order: str = "fcfs"  # or "priority": lower numbers first, and the highest number is the victim
+    long_prefill_threshold: int = 0  # most prefill tokens of one request in a step; 0 is no bound
+    watermark: float = 0.0  # share of all blocks that an admission must leave free while something runs
+    chunked: bool = True  # whether a prompt that does not fit the budget is cut
 
     def decide(self, desk: Desk) -> None:
         """Fill the step."""
-        running = desk.running
-        turn = 0
-        while turn < len(running) and desk.budget > 0:
-            request = running[turn]
-            tokens = min(request.todo, desk.budget)
-            while tokens and not desk.grow(request, tokens):
-                victim = running[-1]
-                desk.preempt(victim)
-                if victim is request:
-                    return  # nobody after it is left, and memory is full: no admissions either
-            turn += 1
+        prioritised = self.order == "priority"
+        victim = lowest_priority if prioritised else last_admitted
+        most = self.long_prefill_threshold or desk.budget
+        for request in tuple(desk.running):
+            tokens = min(request.todo, most, desk.budget)
+            if tokens > 0 and request.holds_kv:  # false for who gave way to an earlier one
+                grow_or_evict(desk, request, tokens, victim)
         if desk.preempted:
             return  # what was freed belongs to those who still run
-        while desk.waiting and desk.budget > 0 and desk.room > 0:
-            request = next(iter(desk.waiting.values()))
-            if not desk.admit(request, desk.budget):
+        spare = int(self.watermark * desk.kv.pool.num_blocks)
+        for request in (by_priority if prioritised else fcfs)(desk):
+            if desk.budget <= 0 or desk.room <= 0:
+                return
+            if not self.chunked and desk.rows and desk.uncached(request) > desk.budget:
+                return
+            if spare and desk.running and desk.blocks_needed(request, request.known) + spare > desk.available_blocks:
+                return
+            if not desk.admit(request, min(most, desk.budget) if self.chunked else request.known):
                 return  # strictly in order: nobody overtakes the head

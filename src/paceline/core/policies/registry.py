@@ -1,32 +1,67 @@
-"""Policies by name."""
+"""Policies by name: one line each, and the names other engines' users know them by."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from typing import Any, Protocol
 
 from paceline.core.desk import Desk
 from paceline.core.policies.decode_first import DecodeFirst
+from paceline.core.policies.orca import Orca
+from paceline.core.policies.prefill_first import PrefillFirst
+from paceline.core.policies.sarathi import Sarathi
+from paceline.core.policies.static import Dynamic, Static
+from paceline.core.policies.trtllm import MaxUtilization, NoEvict, StaticBatch
 from paceline.errors import ConfigError
 
 
 class Policy(Protocol):
-    """Decides one step. Must be deterministic: the same calls give the same decisions, across processes."""
+    """Decides one step. Must be deterministic: the same calls give the same decisions, across processes.
 
-    name: str
+    A policy is a dataclass; its public fields are its knobs.
+    """
 
     def decide(self, desk: Desk) -> None:
         """Give tokens with `desk.grow` and `desk.admit`, take memory with `desk.preempt`."""
         ...
 
 
-POLICIES: dict[str, Callable[[], Policy]] = {
+POLICIES: dict[str, Callable[..., Policy]] = {
     "decode_first": DecodeFirst,
+    "dynamic": Dynamic,
+    "max_utilization": MaxUtilization,
+    "no_evict": NoEvict,
+    "orca": Orca,
+    "prefill_first": PrefillFirst,
+    "sarathi": Sarathi,
+    "static": Static,
+    "static_batch": StaticBatch,
+}
+
+ALIASES = {
+    "sglang": "prefill_first",
+    "trtllm-maxutil": "max_utilization",
+    "trtllm-noevict": "no_evict",
+    "trtllm-static": "static_batch",
+    "vllm": "decode_first",
 }
 
 
-def make_policy(name: str) -> Policy:
-    """The policy of that name; `ConfigError` names those there are."""
-    if name not in POLICIES:
-        raise ConfigError(f"policy is {name!r}; it must be one of {', '.join(sorted(POLICIES))}")
-    return POLICIES[name]()
+def make_policy(name: str, options: Iterable[tuple[str, Any]] = ()) -> Policy:
+    """The policy of that name or alias with its knobs set; `ConfigError` names what there is."""
+    kind = POLICIES.get(ALIASES.get(name, name))
+    if kind is None:
+        known = ", ".join(sorted([*POLICIES, *ALIASES]))
+        raise ConfigError(f"policy is {name!r}; it must be one of {known}")
+    knobs = {field.name: field.default for field in fields(kind) if field.init}  # type: ignore[arg-type]
+    chosen = dict(options)
+    for key, value in chosen.items():
+        if key not in knobs:
+            raise ConfigError(f"policy {name} has no option {key!r}; it has {', '.join(knobs) or 'none'}")
+        wanted = type(knobs[key])
+        if wanted is float and type(value) is int:
+            chosen[key] = float(value)
+        elif type(value) is not wanted:
+            raise ConfigError(f"policy option {key} is {value!r}; it must be of type {wanted.__name__}")
+    return kind(**chosen)
