@@ -1,0 +1,228 @@
+"""The one engine loop: plan, execute, commit.
+
+`EngineLoop` drives a scheduler over a backend on a clock. A batch job in process, the engine process behind a server
+and a simulation all turn this loop; only the backend and the clock differ. It never sleeps and owns no thread: whoever
+turns it decides how to wait when `step` has nothing to run.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+from paceline.core.protocols import Backend, Clock
+from paceline.core.scheduler import Scheduler
+from paceline.core.step import (
+    Accepted,
+    Finish,
+    FinishReason,
+    Rejected,
+    RequestSpec,
+    StepEvents,
+    StepPlan,
+    StepResult,
+)
+from paceline.engine.messages import EngineStats, StepSample
+from paceline.errors import EngineError
+
+log = logging.getLogger("paceline.engine")
+
+_DUMP_LIMIT = 20  # requests listed in a state dump
+
+
+class MonotonicClock:
+    """Seconds of the machine's monotonic clock: comparable between the processes of one machine."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+
+class RecoverableError(EngineError):
+    """Raised by a backend whose step failed and which can go on.
+
+    It promises that it applied the plan's `released` and `admitted` and that the KV of requests outside the plan is
+    whole. The requests of the plan end with ERROR; the others live on. (Any exception with a true attribute
+    `recoverable` counts.)
+    """
+
+    recoverable = True
+
+
+class StepFailed(EngineError):
+    """The engine cannot go on. Every live request has ended with ERROR: `events` tells, and must be passed on."""
+
+    def __init__(self, message: str, events: StepEvents) -> None:
+        super().__init__(message)
+        self.events = events
+
+
+class EngineStalled(StepFailed):
+    """The scheduler has work and plans nothing, again and again: a bug, reported with a dump instead of silence."""
+
+
+class EngineLoop:
+    """Turns a scheduler over a backend.
+
+    `stall_limit` consecutive fruitless polls of a scheduler with work are an error. With `debug`, the scheduler's
+    integrity is checked after every step. Not thread-safe: one thread turns it.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        backend: Backend,
+        clock: Clock | None = None,
+        *,
+        stall_limit: int = 100,
+        debug: bool = False,
+    ) -> None:
+        self.scheduler = scheduler
+        self.backend = backend
+        self.clock: Clock = clock if clock is not None else MonotonicClock()
+        self.stall_limit = stall_limit
+        self.stalled_polls = 0  # fruitless polls since the last step
+        self._debug = debug
+        self._live: dict[str, tuple[RequestSpec, float]] = {}  # with the time of submission
+        self._steps = 0
+        self._step_seconds = 0.0
+        self._step_tokens = 0
+        self._errors = 0
+        self._near_boundary = 0
+        self._last_step: StepSample | None = None
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` is worth calling."""
+        return self.scheduler.has_work
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Ids of accepted requests without a `Finish`, oldest first."""
+        return tuple(self._live)
+
+    def submit(self, spec: RequestSpec) -> Accepted | Rejected:
+        """Admission is the scheduler's decision; exactly one Finish follows an Accepted."""
+        now = self.clock.now()
+        answer = self.scheduler.submit(spec, now)
+        if isinstance(answer, Accepted):
+            self._live[spec.request_id] = (spec, now)
+        return answer
+
+    def cancel(self, request_id: str, reason: FinishReason = FinishReason.ABORT, message: str = "") -> Finish | None:
+        """End a request now; its blocks are free for the next plan. None: unknown, or ended already."""
+        finish = self.scheduler.cancel(request_id, self.clock.now(), reason)
+        if finish is None:
+            return None
+        if message:
+            finish = replace(finish, message=message)
+        self._note_finish(finish)
+        return finish
+
+    def step(self) -> StepEvents | None:
+        """One iteration; None when there is nothing to run now.
+
+        Raises StepFailed when the backend failed for good, EngineStalled when the scheduler stopped planning.
+        """
+        if not self.scheduler.has_work:
+            self.stalled_polls = 0
+            return None
+        plan = self.scheduler.plan(self.clock.now())
+        if plan is None:
+            self._note_stall()
+            return None
+        self.stalled_polls = 0
+        began = self.clock.now()
+        try:
+            result = self.backend.execute(plan)
+        except Exception as error:
+            return self._fail(plan, error)
+        now = self.clock.now()
+        events = self.scheduler.commit(plan, result, now)
+        self._note_step(plan, result, events, result.seconds or now - began)
+        return events
+
+    def run(self) -> Iterator[StepEvents]:
+        """Steps until no work is left; for batch jobs in process. Raises what `step` raises."""
+        while self.has_work:
+            events = self.step()
+            if events is not None:
+                yield events
+
+    def stats(self, *, of_step: bool = False) -> EngineStats:
+        """Counters now; with `of_step`, also the measures of the last step."""
+        return EngineStats(
+            scheduler=self.scheduler.stats(),
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+            step_tokens=self._step_tokens,
+            errors=self._errors,
+            near_boundary=self._near_boundary,
+            last_step=self._last_step if of_step else None,
+        )
+
+    def dump(self) -> str:
+        """The state for a log: counters and the oldest live requests; never prompts or outputs."""
+        now = self.clock.now()
+        lines = [f"{self.scheduler.stats()}", f"{len(self._live)} live requests"]
+        lines += [
+            f"  {request_id}: {len(spec.prompt)} prompt tokens, max_tokens {spec.sampling.max_tokens}, "
+            f"submitted {now - submitted:.3f} s ago"
+            for request_id, (spec, submitted) in list(self._live.items())[:_DUMP_LIMIT]
+        ]
+        if len(self._live) > _DUMP_LIMIT:
+            lines.append(f"  and {len(self._live) - _DUMP_LIMIT} more")
+        return "\n".join(lines)
+
+    def _fail(self, plan: StepPlan, error: Exception) -> StepEvents:
+        """The backend raised: its rows end with ERROR, and unless it can go on, so does everything else."""
+        message = _one_line(error)
+        recoverable = bool(getattr(error, "recoverable", False))
+        log.error("step %d failed (%d requests): %s", plan.step, len(plan.ids), message, exc_info=error)
+        rows = len(plan.ids)
+        # Committing a result of failures, rather than dropping the plan, keeps every plan paired with a commit:
+        # counters, call log and replay stay whole.
+        result = StepResult(plan.step, ((),) * rows, failures=tuple((row, message) for row in range(rows)))
+        events = self.scheduler.commit(plan, result, self.clock.now())
+        self._note_step(plan, result, events, 0.0)
+        if recoverable:
+            return events
+        finished = events.finished + self._end_all(message)
+        raise StepFailed(message, replace(events, finished=finished)) from error
+
+    def _end_all(self, message: str) -> tuple[Finish, ...]:
+        """End every live request with ERROR."""
+        ended = [self.cancel(request_id, FinishReason.ERROR, message) for request_id in self.live]
+        return tuple(finish for finish in ended if finish is not None)
+
+    def _note_step(self, plan: StepPlan, result: StepResult, events: StepEvents, seconds: float) -> None:
+        tokens = plan.num_tokens
+        self._steps += 1
+        self._step_seconds += seconds
+        self._step_tokens += tokens
+        self._near_boundary += result.near_boundary
+        self._last_step = StepSample(plan.step, seconds, tokens, len(plan.ids))
+        for finish in events.finished:
+            self._note_finish(finish)
+        if self._debug:
+            self.scheduler.check_integrity()
+
+    def _note_finish(self, finish: Finish) -> None:
+        self._live.pop(finish.request_id, None)
+        if finish.reason is FinishReason.ERROR:
+            self._errors += 1
+
+    def _note_stall(self) -> None:
+        self.stalled_polls += 1
+        if self.stalled_polls < self.stall_limit:
+            return
+        message = f"the scheduler has work but planned nothing {self.stalled_polls} times in a row"
+        log.error("%s\n%s", message, self.dump())
+        raise EngineStalled(message, StepEvents(step=-1, finished=self._end_all(message)))
+
+
+def _one_line(error: Exception) -> str:
+    """Type and first line of an exception."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
