@@ -61,7 +61,7 @@ class KVPool:
         self.values[layer].flatten(0, 1).index_copy_(0, slots, v)
 
     def scrub(self, blocks: Sequence[int]) -> None:
-        """Zero these blocks in every layer, so that nothing non-finite is left in their unwritten slots."""
+        """Zero these blocks in every layer: nothing of a former owner is left in slots not written yet."""
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         for tensor in (*self.keys, *self.values):
             tensor.index_fill_(0, index, 0)

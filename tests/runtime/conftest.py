@@ -1,0 +1,44 @@
+"""The default model, ours and transformers', loaded once for all tests that ask."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from paceline.app.store import default_cache_dir, find_known
+from paceline.runtime.load import LoadedModel, load_model
+from tests.runtime.reference import Reference
+
+
+@pytest.fixture(scope="session")
+def default_path() -> Path:
+    """The default model's file; tests that need it skip where it has not been fetched."""
+    known = find_known("smollm2-135m")
+    assert known is not None
+    path = default_cache_dir(os.environ) / known.file_name
+    if not path.is_file():
+        pytest.skip(f"the default model is not at {path}: run `paceline pull smollm2-135m`")
+    return path
+
+
+@pytest.fixture(scope="session")
+def default_model(default_path: Path) -> LoadedModel:
+    """The default model on our own road, float32 on the CPU."""
+    return load_model(default_path, device="cpu", dtype="float32")
+
+
+@pytest.fixture(scope="session")
+def reference(default_path: Path) -> Reference:
+    """The default model as transformers reads and runs it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = AutoModelForCausalLM.from_pretrained(
+            str(default_path.parent), gguf_file=default_path.name, dtype=torch.float32
+        )
+    return Reference(model.eval())
