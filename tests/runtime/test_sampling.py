@@ -448,8 +448,7 @@ def test_a_large_batch_is_worked_on_in_chunks(monkeypatch: pytest.MonkeyPatch) -
     logits = random_logits(20, 100)
     rows = [state(seed=seed, top_p=0.9, logprobs=1) for seed in range(20)]
     whole = sample(logits, rows)
-    monkeypatch.setattr("paceline.runtime.sampling._CHUNK_ELEMENTS", 350)
-    monkeypatch.setattr("paceline.runtime.logprobs._CHUNK_ELEMENTS", 350)
+    monkeypatch.setattr("paceline.runtime.logprobs._CPU_CHUNK", 350)
     assert sample(logits, rows) == whole
 
 

@@ -1,8 +1,8 @@
 """The next token of each row of a batch: logits in, tokens out.
 
 Every filter is a threshold. The k most likely tokens, the smallest set that holds probability p, and the tokens at
-least min_p times as likely as the best are all "the tokens whose logit is at least t", so a filter needs sorted values
-but never sorted tokens, and tokens of equal logit share one fate. The survivors then stand in the order of their ids,
+least min_p times as likely as the best are all "the tokens that weigh at least t", so a filter needs sorted weights but
+never sorted tokens, and tokens of equal weight share one fate. The survivors then stand in the order of their ids,
 and one uniform number u, a function of the request's seed and the token's position, picks the first whose cumulative
 probability exceeds u. Since no order depends on the float noise in the logits, that noise (another batch size, another
 kernel) changes a token only where u, or a token's membership, lies within `BOUNDARY` of an edge. Such draws are
@@ -11,7 +11,7 @@ counted. Greedy rows draw nothing: they take the highest logit, the lowest id am
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +21,10 @@ from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.step import RequestSpec, TokenLogprob
-from paceline.runtime.logprobs import token_logprobs
+from paceline.runtime.logprobs import rows_at_once, token_logprobs
 from paceline.runtime.random import uniforms
 
-BOUNDARY = 1e-5  # in probability for draws and masses, in scaled logits for thresholds
-_CHUNK_ELEMENTS = 1 << 24  # rows are worked on in chunks of at most this many logits (128 MiB in float64)
+BOUNDARY = 1e-5  # in probability for draws and sums, in logits over temperature for thresholds
 
 
 class SamplerState:
@@ -108,20 +107,17 @@ def sample(logits: Tensor, rows: Sequence[SamplerState]) -> SampleResult:
     failures = {row: "the model gave logits that are not finite" for row, token in enumerate(chosen) if token < 0}
     near_boundary = 0
     others = [i for i, row in enumerate(rows) if not row.plain and i not in failures]
-    for chunk in _chunks(others, logits.shape[1]):
-        tokens, near = _choose(logits[chunk].to(torch.float64), [rows[i] for i in chunk])
+    size = rows_at_once(logits)
+    for start in range(0, len(others), size):
+        chunk = others[start : start + size]
+        part = logits if len(chunk) == len(rows) else logits[chunk]
+        tokens, near = _choose(part.to(torch.float64, copy=True), [rows[i] for i in chunk])
         near_boundary += near
         for i, token in zip(chunk, tokens, strict=True):
             chosen[i] = token
             if token < 0:
                 failures[i] = "every token is masked out"
     return SampleResult(chosen, _requested_logprobs(logits, rows, chosen), near_boundary, sorted(failures.items()))
-
-
-def _chunks(indices: list[int], vocab: int) -> Iterator[list[int]]:
-    size = max(1, _CHUNK_ELEMENTS // vocab)
-    for start in range(0, len(indices), size):
-        yield indices[start : start + size]
 
 
 def _choose(x: Tensor, rows: Sequence[SamplerState]) -> tuple[list[int], int]:
@@ -138,7 +134,7 @@ def _choose(x: Tensor, rows: Sequence[SamplerState]) -> tuple[list[int], int]:
     if len(draws) < len(rows):
         x, best = x[draws], best[draws]
         rows = [rows[i] for i in draws]
-    weights, doubtful = _weights(_scale(x, best, rows), rows)
+    weights, doubtful = _weigh(x, best, rows)
     uniform = uniforms([row.params.seed for row in rows], [row.position for row in rows])
     drawn, near = invert(weights, torch.from_numpy(uniform).to(x.device), doubtful)
     for i, token in zip(draws, drawn.tolist(), strict=True):
@@ -150,7 +146,7 @@ def distribution(logits: Tensor, rows: Sequence[SamplerState]) -> Tensor:
     """The probabilities that `sample` draws from, [rows, vocab] float64, for rows with a temperature above 0."""
     x = logits.to(torch.float64, copy=True)
     _adjust(x, rows)
-    weights, _ = _weights(_scale(x, x.amax(dim=-1), rows), rows)
+    weights, _ = _weigh(x, x.amax(dim=-1), rows)
     return weights / weights.sum(dim=-1, keepdim=True)
 
 
@@ -203,25 +199,23 @@ def _column(values: Sequence[float], like: Tensor) -> Tensor:
 # --- filters and the draw --------------------------------------------------------------------------------------------
 
 
-def _scale(x: Tensor, best: Tensor, rows: Sequence[SamplerState]) -> Tensor:
-    """Divide by the temperatures, in place, from the best logit down: 0 for the best, and no temperature overflows."""
-    temperature = _column([row.params.temperature for row in rows], x)
-    return x.sub_(best[:, None]).div_(temperature[:, None])
+def _weigh(x: Tensor, best: Tensor, rows: Sequence[SamplerState]) -> tuple[Tensor, Tensor]:
+    """Weights to draw by, [rows, vocab], made in the place of the logits x; and the weight in doubt, [rows].
 
-
-def _weights(z: Tensor, rows: Sequence[SamplerState]) -> tuple[Tensor, Tensor]:
-    """Weights to draw by, exp(z) or 0 where a filter says so, [rows, vocab]; and the weight in doubt, [rows].
-
-    z is [rows, vocab], float64, its maximum 0 in each row.
+    The best token weighs 1 and the others less, so that no temperature, however small, can overflow.
     """
-    weights = z.exp()
-    doubtful = torch.zeros(len(rows), dtype=torch.float64, device=z.device)
+    temperature = _column([row.params.temperature for row in rows], x)
+    weights = x.sub_(best[:, None]).div_(temperature[:, None]).exp_()
+    doubtful = torch.zeros_like(best)
     filtered = [i for i, row in enumerate(rows) if _filters(row.params)]
-    if filtered:
-        index = torch.tensor(filtered, device=z.device)
-        part = z if len(filtered) == len(rows) else z[index]
+    if len(filtered) == len(rows):
+        threshold, doubtful = _thresholds(weights, [row.params for row in rows])
+        weights.masked_fill_(weights < threshold, 0.0)
+    elif filtered:
+        index = torch.tensor(filtered, device=x.device)
+        part = weights[index]
         threshold, doubtful[index] = _thresholds(part, [rows[i].params for i in filtered])
-        weights[index] = weights[index].masked_fill_(part < threshold[:, None], 0.0)
+        weights[index] = part.masked_fill_(part < threshold, 0.0)
     return weights, doubtful
 
 
@@ -229,71 +223,79 @@ def _filters(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _thresholds(z: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
-    """The least z that passes top_k, then top_p of what is left, then min_p; and the weight in doubt.
+def _thresholds(weights: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
+    """The least weight that passes top_k, then top_p of what is left, then min_p; and the weight in doubt.
 
-    z is [rows, vocab] with maximum 0; both results are [rows]. In doubt are the tokens that would join or leave if
-    logits moved by `BOUNDARY`, or cumulated probabilities did. The best token never leaves.
+    weights is [rows, vocab], the largest of each row 1; the results are [rows, 1] and [rows]. In doubt are the tokens
+    that would come or go if logits moved by `BOUNDARY`, or cumulated probabilities did. The best token never goes.
     """
-    threshold = torch.full((len(params),), -torch.inf, dtype=torch.float64, device=z.device)
-    doubtful = torch.zeros_like(threshold)
-    ranked = [i for i, p in enumerate(params) if p.top_k > 0 or p.top_p < 1.0]
-    if ranked:
-        index = torch.tensor(ranked, device=z.device)
-        part = z if len(ranked) == len(params) else z[index]
-        threshold[index], doubtful[index] = _rank_thresholds(part, [params[i] for i in ranked])
-    bounded = [i for i, p in enumerate(params) if p.min_p > 0.0]
-    if bounded:
-        index = torch.tensor(bounded, device=z.device)
-        part = z if len(bounded) == len(params) else z[index]
-        floor = _column([min(params[i].min_p, 1.0) for i in bounded], z).log_()
-        band = ((part - floor[:, None]).abs_() <= BOUNDARY) & (part < 0.0)
-        doubtful[index] += torch.where(band, part, -torch.inf).exp_().sum(dim=-1)
-        threshold[index] = torch.maximum(threshold[index], floor)
-    return threshold, doubtful
+    vocab = weights.shape[1]
+    ranking = _Ranking(weights)
+    top_k = torch.tensor([[min(p.top_k, vocab) if p.top_k > 0 else vocab] for p in params], device=weights.device)
+    top_p = _column([p.top_p for p in params], weights)[:, None]
+    min_p = _column([min(p.min_p, 1.0) for p in params], weights)[:, None]
+
+    first = vocab - top_k
+    least = ranking.sorted.gather(1, first)
+    doubtful = ranking.weight_about(least, unless_last=first)
+
+    # What top_p cuts weighs at most 1 - p of what top_k left; the ranking counts from what top_k cut.
+    cut = ranking.weight_below(ranking.rank(least))
+    left = ranking.total - cut
+    edge = cut + (1.0 - top_p) * left
+    first = ranking.rank_of_weight(edge).clamp_(max=vocab - 1)
+    nucleus = ranking.sorted.gather(1, first)
+    in_doubt = ranking.weight_about(nucleus, unless_last=first)
+    in_doubt += ranking.weight_at(edge - BOUNDARY * left, edge + BOUNDARY * left)
+    doubtful += in_doubt.masked_fill_(top_p >= 1.0, 0.0)
+    least = torch.maximum(least, nucleus.masked_fill_(top_p >= 1.0, 0.0))
+
+    doubtful += ranking.weight_about(min_p)
+    return torch.maximum(least, min_p), doubtful[:, 0]
 
 
-def _rank_thresholds(z: Tensor, params: Sequence[SamplingParams]) -> tuple[Tensor, Tensor]:
-    """`_thresholds` for the two filters that look at the order of the values: top_k and top_p."""
-    vocab = z.shape[1]
-    ordered = _descending(z)
-    weights = ordered.exp()
-    top_k = torch.tensor([min(p.top_k, vocab) if p.top_k > 0 else vocab for p in params], device=z.device)
-    least = ordered.gather(1, top_k[:, None] - 1)  # the k-th value; equals of it stay too
-    doubtful = _band_weight(ordered, weights, top_k)
-    top_p = [p.top_p for p in params]
-    if min(top_p) < 1.0:
-        weights.masked_fill_(ordered < least, 0.0)
-        cumulated = weights.cumsum(dim=-1)
-        total = cumulated[:, -1:]
-        before = cumulated - weights  # the weight of all more likely tokens: a token stays while this is below p
-        edge = _column(top_p, z)[:, None] * total
-        count = torch.searchsorted(before, edge).clamp_(min=1)
-        nucleus = ordered.gather(1, count - 1)
-        off = _column(top_p, z)[:, None] >= 1.0
-        least = torch.maximum(least, nucleus.masked_fill(off, -torch.inf))
-        at_edge = (before - edge).abs_() <= BOUNDARY * total
-        at_edge[:, 0] = False
-        in_doubt = torch.where(at_edge, weights, 0.0).sum(dim=-1)
-        in_doubt += _band_weight(ordered, weights, count[:, 0])
-        doubtful += in_doubt.masked_fill_(off[:, 0], 0.0)
-    return least[:, 0], doubtful
+class _Ranking:
+    """The weights of each row in ascending order, and sums over ranges of that order. All arguments are [rows, 1]."""
+
+    def __init__(self, weights: Tensor) -> None:
+        self.sorted = _sort(weights)
+        self._cumulated = self.sorted.cumsum(dim=-1)
+        self.total = self._cumulated[:, -1:]
+        self._best = weights.shape[1] - 1
+
+    def rank(self, weight: Tensor, *, after: bool = False) -> Tensor:
+        """How many tokens weigh less (`after`: no more) than `weight`."""
+        return torch.searchsorted(self.sorted, weight, right=after)
+
+    def rank_of_weight(self, mass: Tensor) -> Tensor:
+        """How many of the lightest tokens weigh no more than `mass` together."""
+        return torch.searchsorted(self._cumulated, mass, right=True)
+
+    def weight_below(self, rank: Tensor) -> Tensor:
+        """The weight of the `rank` lightest tokens."""
+        return torch.where(rank > 0, self._cumulated.gather(1, (rank - 1).clamp_(min=0)), 0.0)
+
+    def weight_about(self, weight: Tensor, *, unless_last: Tensor | None = None) -> Tensor:
+        """The weight of all tokens but the best whose logit is within `BOUNDARY` of that of `weight`.
+
+        `unless_last` is the rank of a token of this weight: if none before it is as near, the answer is 0.
+        """
+        low, high = self.rank(weight * (1.0 - BOUNDARY)), self.rank(weight * (1.0 + BOUNDARY), after=True)
+        high = high.clamp_(max=self._best) if unless_last is None else torch.where(low < unless_last, high, low)
+        return (self.weight_below(high) - self.weight_below(low)).clamp_(min=0.0)
+
+    def weight_at(self, low_mass: Tensor, high_mass: Tensor) -> Tensor:
+        """The weight of all tokens but the best at which the cumulated weight lies between these."""
+        low = torch.searchsorted(self._cumulated, low_mass)
+        high = self.rank_of_weight(high_mass).clamp_(max=self._best)
+        return (self.weight_below(high) - self.weight_below(low)).clamp_(min=0.0)
 
 
-def _band_weight(ordered: Tensor, weights: Tensor, count: Tensor) -> Tensor:
-    """Weight of the tokens about as likely as the last of the first `count`, if the one after it is; else 0. [rows]."""
-    vocab = ordered.shape[1]
-    last = ordered.gather(1, count[:, None] - 1)
-    following = ordered.gather(1, count.clamp(max=vocab - 1)[:, None])
-    close = (following >= last - BOUNDARY) & (count < vocab)[:, None]
-    return torch.where(close & ((ordered - last).abs_() <= BOUNDARY), weights, 0.0).sum(dim=-1)
-
-
-def _descending(z: Tensor) -> Tensor:
-    """Values of each row, largest first. numpy's vector sort is thirty times as fast as torch's on a CPU."""
-    if z.device.type == "cpu":
-        return torch.from_numpy(np.sort(z.neg().numpy(), axis=-1)).neg_()
-    return z.sort(dim=-1, descending=True).values
+def _sort(weights: Tensor) -> Tensor:
+    """Each row ascending. On a CPU numpy's vectorised sort is twenty times as fast as torch's."""
+    if weights.device.type == "cpu":
+        return torch.from_numpy(np.sort(weights.numpy(), axis=-1))
+    return weights.sort(dim=-1).values
 
 
 def invert(weights: Tensor, uniform: Tensor, doubtful: Tensor) -> tuple[Tensor, Tensor]:
