@@ -19,11 +19,12 @@ from paceline.runtime.formats.folder import TOKENIZER_FILES, eos_token_ids, read
 from paceline.runtime.formats.gguf import open_gguf
 from paceline.runtime.formats.safetensors import PICKLED, SafetensorsWeights, weight_files
 from paceline.runtime.formats.weights import CheckpointWeights, check_weights
+from paceline.runtime.layers.mlp import ACTIVATIONS
 from paceline.runtime.layers.rope import ROPE_TYPES
 from paceline.runtime.models.base import Model
 from paceline.runtime.models.registry import native_model
 
-# Called with a stage ("read", "verify") and how much of it is done, from 0 to 1.
+# Called with a stage ("read"; on the transformers road also "verify") and how much of it is done, from 0 to 1.
 Progress = Callable[[str, float], None]
 
 # Part of every namespace: a change in how keys and values are laid out or computed makes old ones worthless.
@@ -176,7 +177,7 @@ def _runs_natively(config: ModelConfig) -> bool:
     return (
         native_model(config.architecture) is not None
         and config.rope.rope_type in ROPE_TYPES
-        and config.hidden_act in ("silu", "swish")
+        and config.hidden_act in ACTIVATIONS
     )
 
 
@@ -232,6 +233,7 @@ class _Tracked(CheckpointWeights):
         self._weights = weights
         self._report = report
         self._sizes: dict[str, int] = {}
+        self._percent = -1
 
     @property
     def nbytes(self) -> int:
@@ -242,7 +244,10 @@ class _Tracked(CheckpointWeights):
             raise CorruptModel(f"{self.where}: tensor {name} is missing")
         tensor = self._weights[name]
         self._sizes[name] = tensor.nbytes
-        self._report("read", min(1.0, len(self._sizes) / len(self._weights)))
+        percent = 100 * len(self._sizes) // len(self._weights)
+        if percent > self._percent:  # a large model has tens of thousands of tensors: nobody wants a word of each
+            self._percent = percent
+            self._report("read", percent / 100)
         return tensor
 
     def __contains__(self, name: object) -> bool:

@@ -6,6 +6,7 @@ where this takes tens of milliseconds) and trusts the lengths that the file give
 
 from __future__ import annotations
 
+import hashlib
 import math
 import mmap
 import struct
@@ -110,6 +111,10 @@ class GGUFFile:
             piece = raw[start // block * block_bytes : stop // block * block_bytes]
             flat[start:stop] = torch.from_numpy(_decode(piece, entry.kind))
         return out
+
+    def header_digest(self) -> str:
+        """Hex sha256 of everything before the tensors' data: metadata, tokenizer and directory."""
+        return hashlib.sha256(self._data[: self._at]).hexdigest()
 
     def require_supported(self) -> None:
         """Raise UnsupportedModel if a tensor has a type we do not read."""

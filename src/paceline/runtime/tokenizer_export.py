@@ -1,0 +1,126 @@
+"""A folder with the tokenizer of a model, in the files that the text room reads without torch or transformers.
+
+A Hugging Face folder that has tokenizer.json is used as it is. A GGUF file, or a folder whose tokenizer is only a
+slow one, is converted by transformers once, and the result kept with a note of what it was made from.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from paceline.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
+from paceline.runtime.formats.digest import files_digest
+from paceline.runtime.formats.folder import TOKENIZER_FILES, read_json
+from paceline.runtime.formats.gguf_file import GGUFFile
+
+# Says what a converted tokenizer was made from; a conversion of anything else is made anew.
+_NOTE = "made_from.txt"
+# Part of the note: another way of converting makes earlier results stale.
+_FORMAT = "1"
+
+
+def export_tokenizer(model_path: str | Path, out_dir: str | Path, *, vocab_size: int | None = None) -> Path:
+    """The folder with the model's tokenizer.json and tokenizer_config.json (chat template, special tokens).
+
+    That is the model's own folder where it has them; else `out_dir`, filled in one step, or left alone where it holds
+    the tokenizer of the same content already. `vocab_size` checks that the tokenizer fits the model.
+
+    Raises ModelNotFound, UnsupportedModel where nothing can convert the tokenizer, and CorruptModel where it cannot be
+    read or does not fit; ConfigError where `out_dir` holds something else.
+    """
+    source, target = Path(model_path), Path(out_dir)
+    if source.is_file():
+        digest = GGUFFile(source).header_digest()
+        folder = _convert(source, target, digest, source.parent, gguf_file=source.name)
+    elif not source.is_dir():
+        raise ModelNotFound(f"{source}: no such file or folder")
+    elif (source / "tokenizer.json").is_file():
+        folder = source
+    else:
+        folder = _convert(source, target, _folder_digest(source), source)
+    if vocab_size is not None:
+        check_fits(folder, vocab_size)
+    return folder
+
+
+def check_fits(folder: Path, vocab_size: int) -> None:
+    """Raise CorruptModel if the folder's tokenizer can give ids that a model of `vocab_size` has no logits for."""
+    content = read_json(folder / "tokenizer.json")
+    ids = [entry["id"] for entry in content.get("added_tokens") or () if isinstance(entry.get("id"), int)]
+    vocab = (content.get("model") or {}).get("vocab") or {}
+    ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    if not ids:
+        raise CorruptModel(f"{folder / 'tokenizer.json'}: a tokenizer without a vocabulary")
+    if max(ids) >= vocab_size:
+        raise CorruptModel(
+            f"{folder}: the tokenizer does not fit the model: it has ids up to {max(ids)}, "
+            f"the model's vocabulary ends at {vocab_size - 1}"
+        )
+
+
+def _folder_digest(source: Path) -> str:
+    """Of the files a slow tokenizer is made from."""
+    files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
+    if not files:
+        raise UnsupportedModel(f"{source}: no tokenizer here (neither tokenizer.json nor one that can be converted)")
+    return files_digest(files)
+
+
+def _convert(source: Path, target: Path, digest: str, folder: Path, **where: Any) -> Path:
+    """`target` with the tokenizer that transformers finds in `folder`, made now unless it is there."""
+    note = f"{_FORMAT} transformers-{version('transformers')} {digest}\n"
+    made_from = _made_from(target)
+    if made_from == note:
+        return target
+    if made_from is None and target.exists() and any(target.iterdir()):
+        raise ConfigError(f"{target}: not a folder of converted tokenizers, so it is not replaced; name another")
+    # Imported here: it takes seconds, and a conversion that is there needs none of it.
+    from transformers import AutoTokenizer
+
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **where)
+            tokenizer.save_pretrained(part)
+        except Exception as error:  # many kinds, from many converters; all mean that there is no tokenizer to use
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UnsupportedModel(f"{source}: transformers cannot convert its tokenizer: {reason}") from error
+        if not (part / "tokenizer.json").is_file():
+            raise UnsupportedModel(f"{source}: its tokenizer has no fast form (no tokenizer.json came of it)")
+        (part / _NOTE).write_text(note, encoding="utf-8")
+        part.chmod(0o755)
+        _publish(part, target, note)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
+
+
+def _made_from(target: Path) -> str | None:
+    """The note in a converted tokenizer's folder. It is in place only once everything else is."""
+    try:
+        return (target / _NOTE).read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+def _publish(part: Path, target: Path, note: str) -> None:
+    """Move a finished folder into place, over one that was made from something else.
+
+    Another process may do the same at the same time: whoever loses finds what it was about to put there.
+    """
+    for _ in range(2):
+        try:
+            part.rename(target)
+            return
+        except OSError:
+            if _made_from(target) == note:
+                return
+            stale = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".stale", dir=target.parent))
+            target.rename(stale)
+            shutil.rmtree(stale, ignore_errors=True)
+    part.rename(target)
