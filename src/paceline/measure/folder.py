@@ -2,6 +2,7 @@
 
     manifest.json           what was run, rewritten atomically (Manifest)
     schedule.jsonl          the resolved arrival list, so that a resumed or repeated run needs no trace file
+    warmup.jsonl            requests before the run (RequestRecord)
     records.w0.jsonl ...    one line per finished request, one file per worker (RequestRecord)
     health.w0.jsonl ...     how the worker felt (WorkerSample)
     server.jsonl            /metrics readings (ScrapeRecord)
@@ -120,6 +121,10 @@ class RunFolder:
         return self.path / f"health.w{worker}.jsonl"
 
     @property
+    def warmup_path(self) -> Path:
+        return self.path / "warmup.jsonl"
+
+    @property
     def server_path(self) -> Path:
         return self.path / "server.jsonl"
 
@@ -132,7 +137,7 @@ class RunFolder:
 
     def iter_records(self) -> Iterator[RequestRecord]:
         """All rows, warm-up too, file by file."""
-        for path in self._files("records"):
+        for path in (self.warmup_path, *self._files("records")):
             yield from read_rows(path, RequestRecord)
 
     def records(self, phase: Phase | None = Phase.MEASURE) -> list[RequestRecord]:
