@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 from paceline.core.config import SchedulerConfig
+from paceline.core.protocols import CostModel
 from paceline.core.sampling import SamplingParams
 from paceline.core.scheduler import Scheduler
+from paceline.core.shape import StepShape, shape_of
 from paceline.core.step import Accepted, Finish, RequestSpec, StepEvents, StepPlan
 from tests.core.memory_backend import EOS, MemoryBackend
 
@@ -21,28 +24,42 @@ def spec(
     salt: str = "",
     stop: tuple[int, ...] = (EOS,),
     prompt_logprobs: int | None = None,
+    traffic_class: str = "standard",
+    tenant: str = "",
+    priority: int = 0,
 ) -> RequestSpec:
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, prompt_logprobs=prompt_logprobs)
-    return RequestSpec(name, prompt, sampling, cache_salt=salt)
+    return RequestSpec(
+        name, prompt, sampling, cache_salt=salt, traffic_class=traffic_class, tenant=tenant, priority=priority
+    )
 
 
-def make(num_blocks: int = 64, **settings: object) -> Scheduler:
+def make(num_blocks: int = 64, cost: CostModel | None = None, **settings: object) -> Scheduler:
     values: dict[str, object] = {"max_model_len": 256, "block_size": 4, **settings}
-    return Scheduler(SchedulerConfig(num_blocks=num_blocks, **values))  # type: ignore[arg-type]
+    return Scheduler(SchedulerConfig(num_blocks=num_blocks, **values), cost)  # type: ignore[arg-type]
 
 
 class Run:
     """Drives a scheduler and keeps what clients would have seen. `depth` plans may be in flight at once."""
 
-    def __init__(self, scheduler: Scheduler, *, depth: int = 1, fail: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        depth: int = 1,
+        fail: frozenset[str] = frozenset(),
+        takes_s: Callable[[StepShape], float] = lambda shape: 1.0,
+    ) -> None:
         self.scheduler = scheduler
         config = scheduler.config
         self.backend = MemoryBackend(config.num_blocks, config.block_size, VOCAB, fail)
         self.depth = depth
+        self.takes_s = takes_s  # the law of the machine: how long a step takes
         self.now = 0.0
         self.in_flight: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
         self.tokens: dict[str, list[int]] = {}
+        self.times: dict[str, list[float]] = {}  # when each token came
         self.scores: dict[str, list[int]] = {}
         self.finishes: dict[str, Finish] = {}
 
@@ -55,7 +72,6 @@ class Run:
             self._take(StepEvents(-1, finished=(finish,)))
 
     def step(self) -> bool:
-        self.now += 1.0
         plan = self.scheduler.plan(self.now) if len(self.in_flight) < self.depth else None
         self.scheduler.check_integrity()
         if plan is not None:
@@ -64,6 +80,7 @@ class Run:
             self.in_flight.append(plan)
         if self.in_flight and (plan is None or len(self.in_flight) == self.depth):
             oldest = self.in_flight.popleft()
+            self.now += self.takes_s(shape_of(oldest))
             self._take(self.scheduler.commit(oldest, self.backend.execute(oldest), self.now))
             self.scheduler.check_integrity()
             return True
@@ -78,6 +95,7 @@ class Run:
 
     def _take(self, events: StepEvents) -> None:
         for name, tokens in zip(events.ids, events.tokens, strict=True):
+            self.times.setdefault(name, []).append(self.now)
             assert name not in self.finishes, "a token after the terminal event"
             self.tokens.setdefault(name, []).extend(tokens)
         for name, scores in events.prompt_logprobs:

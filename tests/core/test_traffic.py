@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from paceline.core.calllog import RecordedScheduler, replay
 from paceline.core.config import SchedulerConfig
 from paceline.core.policies.registry import POLICIES
+from paceline.core.shape import StepShape
 from paceline.core.step import FinishReason, RequestSpec
+from paceline.cost.online import OnlineCost
 from tests.core.driver import VOCAB, Run, spec
 from tests.core.memory_backend import EOS, expected_output
 
@@ -44,10 +46,15 @@ VARIANTS: dict[str, list[dict[str, bool | int | float | str]]] = {
         {"order": "lof", "conservativeness": 0.1},
     ],
     "sarathi": [{"chunk": 8}],
+    "slo": [{}, {"pace": "timeline", "floor": 2, "partial": 1}, {"late_share": 0.5}],
     "static": [{"batch_size": 3}],
     "static_batch": [{}, {"chunking": "first_come", "max_num_tokens": 32, "unit": 16}],
 }
 KNOBS = [(name, tuple(options.items())) for name, variants in VARIANTS.items() for options in variants]
+
+
+def machine(shape: StepShape) -> float:
+    return 0.03 + 0.004 * shape.tokens
 
 
 def test_every_policy_is_driven_here() -> None:
@@ -88,7 +95,8 @@ def test_any_traffic_conserves_blocks_and_answers_everyone(
         policy=policy,
         policy_options=options,
     )
-    run = Run(RecordedScheduler(config, log), depth=depth)
+    cost = OnlineCost() if policy == "slo" else None
+    run = Run(RecordedScheduler(config, log, cost), depth=depth, takes_s=machine)
     accepted: dict[str, RequestSpec] = {}
     for action in actions:
         match action:
@@ -114,7 +122,9 @@ def test_any_traffic_conserves_blocks_and_answers_everyone(
 
     path = tmp_path_factory.mktemp("log") / "calls.jsonl"
     path.write_text(log.getvalue())
-    assert replay(path) >= len(run.plans), "the log makes the same plans again"
+    assert replay(path, OnlineCost() if policy == "slo" else None) >= len(run.plans), (
+        "the log makes the same plans again"
+    )
 
 
 def check_output(run: Run, request: RequestSpec) -> None:

@@ -13,10 +13,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from enum import Enum
 from pathlib import Path
 from typing import Any, TextIO
 
+from paceline.core.classes import Overload, TrafficClass
 from paceline.core.config import SchedulerConfig
+from paceline.core.protocols import CostModel
 from paceline.core.sampling import SamplingParams
 from paceline.core.scheduler import Scheduler
 from paceline.core.step import Accepted, Finish, FinishReason, Rejected, RequestSpec, StepEvents, StepPlan, StepResult
@@ -32,8 +35,8 @@ class ReplayMismatch(PacelineError):
 class RecordedScheduler(Scheduler):
     """A scheduler that writes down every call. The file is the caller's to open and close."""
 
-    def __init__(self, config: SchedulerConfig, file: TextIO) -> None:
-        super().__init__(config)
+    def __init__(self, config: SchedulerConfig, file: TextIO, cost: CostModel | None = None) -> None:
+        super().__init__(config, cost)
         self._file = file
         self._write(log=VERSION, config=asdict(config))
 
@@ -67,7 +70,13 @@ class RecordedScheduler(Scheduler):
         super().clear_prefix_cache()
 
     def _write(self, **line: Any) -> None:
-        self._file.write(json.dumps(line, separators=(",", ":")) + "\n")
+        self._file.write(json.dumps(line, separators=(",", ":"), default=_plain) + "\n")
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"{value!r} has no place in a call log")
 
 
 def plan_row(plan: StepPlan) -> dict[str, Any]:
@@ -81,6 +90,8 @@ def plan_row(plan: StepPlan) -> dict[str, Any]:
         "samples": list(plan.samples),
         "admitted": [[a.spec.request_id, list(a.outputs), a.cached_tokens] for a in plan.admitted],
         "released": list(plan.released),
+        "predicted_s": plan.predicted_s,
+        "bound_by": plan.bound_by.value,
     }
 
 
@@ -90,8 +101,14 @@ def read_calls(path: str | Path) -> tuple[SchedulerConfig, Iterator[dict[str, An
     head = next(lines, None)
     if head is None or head.get("log") != VERSION:
         raise PacelineError(f"{path} is not a call log of version {VERSION}")
-    options = tuple((name, value) for name, value in head["config"].pop("policy_options"))
-    return SchedulerConfig(**head["config"], policy_options=options), lines
+    return config_from_row(head["config"]), lines
+
+
+def config_from_row(row: dict[str, Any]) -> SchedulerConfig:
+    """The configuration a log was made with."""
+    options = tuple((name, value) for name, value in row["policy_options"])
+    classes = tuple(TrafficClass(**{**kind, "overload": Overload(kind["overload"])}) for kind in row["classes"])
+    return SchedulerConfig(**{**row, "policy_options": options, "classes": classes})
 
 
 def _lines(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -120,10 +137,13 @@ def result_from_row(row: dict[str, Any]) -> StepResult:
     )
 
 
-def replay(path: str | Path) -> int:
-    """Make every recorded call on a fresh scheduler; the number of plans compared. `ReplayMismatch` at a difference."""
+def replay(path: str | Path, cost: CostModel | None = None) -> int:
+    """Make every recorded call on a fresh scheduler; the number of plans compared. `ReplayMismatch` at a difference.
+
+    `cost` must be in the state in which the recorded scheduler's was when the log began (a fresh one, as a rule).
+    """
     config, calls = read_calls(path)
-    scheduler = Scheduler(config)
+    scheduler = Scheduler(config, cost)
     in_flight: dict[int, StepPlan] = {}
     compared = 0
     for call in calls:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections import OrderedDict
 
 from paceline.core.kv import KVCache
+from paceline.core.protocols import CostModel
 from paceline.core.request import Request, RequestState
-from paceline.core.step import Admission, StepPlan
+from paceline.core.step import Admission, Bound, StepPlan
 
 
 class Desk:
@@ -25,6 +26,7 @@ class Desk:
         now: float,
         budget: int,
         max_num_seqs: int,
+        cost: CostModel | None = None,
     ) -> None:
         self.kv = kv
         self.running = running  # in order of admission
@@ -32,6 +34,9 @@ class Desk:
         self.now = now
         self.budget = budget  # tokens that may still be given in this step
         self.max_num_seqs = max_num_seqs
+        self.cost = cost  # None, or not `ready`: nobody knows yet how long a step takes
+        self.predicted_s: float | None = None  # for the plan: what the policy expects the step to take
+        self.bound_by = Bound.NOTHING  # for the plan: what kept the step from being larger
         self.preempted: list[Request] = []
         self.wake_s: float | None = None  # when a policy that waits wants to be asked again
         self.released: list[str] = []  # preempted requests whose state the backend holds
@@ -174,4 +179,6 @@ class Desk:
             samples=tuple(self._samples),
             admitted=tuple(self._admitted),
             released=released,
+            predicted_s=self.predicted_s,
+            bound_by=self.bound_by,
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
+from paceline.core.shape import StepShape
 from paceline.core.step import StepPlan, StepResult
 
 
@@ -21,13 +23,27 @@ class Clock(Protocol):
     def now(self) -> float: ...
 
 
-class CostModel(Protocol):
-    """Predicts how long a plan takes, in plain floats so that the answer is reproducible."""
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How long a step will take, in seconds: expected, and the range that nine in ten steps of its kind fall into."""
 
-    def predict(self, plan: StepPlan) -> tuple[float, float, float]:
-        """(expected, low, high) seconds."""
+    seconds: float
+    low: float
+    high: float
+
+
+class CostModel(Protocol):
+    """Predicts how long a step takes, in plain floats so that the answer is reproducible."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has seen enough to be asked."""
         ...
 
-    def observe(self, plan: StepPlan, seconds: float) -> None:
+    def predict(self, shape: StepShape) -> Estimate:
+        """The time of a step of this shape."""
+        ...
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that took `seconds`."""
         ...

@@ -7,7 +7,9 @@ gives it tokens to catch up with. Prefill is catching up by many, decode by one.
 from __future__ import annotations
 
 from enum import Enum
+from math import inf
 
+from paceline.core.classes import TrafficClass
 from paceline.core.step import Finish, FinishReason, RequestSpec
 
 
@@ -41,10 +43,15 @@ class Request:
         "cached_tokens",
         "capacity",
         "computed",
+        "deadline_s",
+        "e2e_s",
         "first_token_s",
         "hashes",
         "in_flight",
+        "itl_s",
+        "kind",
         "known",
+        "last_token_s",
         "limit",
         "lost",
         "pending",
@@ -62,7 +69,7 @@ class Request:
         "tokens",
     )
 
-    def __init__(self, spec: RequestSpec, arrived_s: float, *, max_model_len: int) -> None:
+    def __init__(self, spec: RequestSpec, kind: TrafficClass, arrived_s: float, *, max_model_len: int) -> None:
         self.spec = spec
         self.request_id = spec.request_id
         self.state = RequestState.WAITING
@@ -70,6 +77,13 @@ class Request:
         self.prompt_len = len(spec.prompt)
         self.stop_ids = frozenset(spec.sampling.stop_token_ids)
         self.limit = min(self.prompt_len + spec.sampling.max_tokens, max_model_len)  # tokens it may come to know
+
+        # What it was promised: its class's targets, or its own in their place.
+        self.kind = kind
+        self.itl_s = kind.itl_s if spec.itl_s is None else spec.itl_s
+        self.e2e_s = kind.e2e_s if spec.e2e_s is None else spec.e2e_s
+        ttft_s = kind.ttft_s if spec.ttft_s is None else spec.ttft_s
+        self.deadline_s = inf if ttft_s is None else arrived_s + ttft_s  # of the first token
 
         # Counters, in tokens.
         self.known = self.prompt_len  # == len(tokens): the prompt and what has been committed since
@@ -89,6 +103,7 @@ class Request:
         self.arrived_s = arrived_s
         self.scheduled_s: float | None = None
         self.first_token_s: float | None = None
+        self.last_token_s = arrived_s  # when its newest token was committed; its arrival before any
         self.cached_tokens = 0
         self.preemptions = 0
         self.lost = 0  # tokens whose KV the last preemption threw away

@@ -17,7 +17,9 @@ from paceline.core.config import SchedulerConfig
 from paceline.core.desk import Desk
 from paceline.core.kv import KVCache
 from paceline.core.policies.registry import make_policy
+from paceline.core.protocols import CostModel
 from paceline.core.request import Request, RequestState
+from paceline.core.shape import shape_of
 from paceline.core.step import (
     Accepted,
     Finish,
@@ -46,8 +48,11 @@ class _Totals:
 class Scheduler:
     """Decides each iteration. Deterministic; has no clock: time is an argument, in seconds, never decreasing."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, cost: CostModel | None = None) -> None:
+        """With a cost model, steps are predicted, and it learns how long they took from `plan` to `commit`."""
         self.config = config
+        self.cost = cost
+        self._classes = {kind.name: kind for kind in config.classes}
         self._policy = make_policy(config.policy, config.policy_options)
         self._kv = KVCache(
             config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, namespace=config.namespace
@@ -55,7 +60,9 @@ class Scheduler:
         self._requests: dict[str, Request] = {}  # every live request
         self._running: list[Request] = []  # in order of admission
         self._waiting: OrderedDict[str, Request] = OrderedDict()  # in order of service
-        self._in_flight: deque[tuple[int, list[Request]]] = deque()  # (step, rows) of plans not yet committed
+        # (step, when it was planned, rows) of plans not yet committed
+        self._in_flight: deque[tuple[int, float, list[Request]]] = deque()
+        self._committed_s = 0.0  # time of the last commit
         self._released: list[str] = []  # ids whose state the backend may drop
         self._steps = 0
         self.wake_s: float | None = None  # after a `plan` of None: when to ask again even if nothing else happens
@@ -72,7 +79,11 @@ class Scheduler:
         if spec.request_id in self._requests:
             message = f"request id {spec.request_id!r} is already in use by a live request"
             return Rejected(spec.request_id, RejectReason.DUPLICATE_ID, message)
-        request = Request(spec, now, max_model_len=config.max_model_len)
+        kind = self._classes.get(spec.traffic_class)
+        if kind is None:
+            message = f"traffic class is {spec.traffic_class!r}; it must be one of {', '.join(self._classes)}"
+            return Rejected(spec.request_id, RejectReason.UNKNOWN_CLASS, message)
+        request = Request(spec, kind, now, max_model_len=config.max_model_len)
         if request.known >= config.max_model_len:
             message = (
                 f"the prompt has {request.known} tokens, the context holds {config.max_model_len} "
@@ -86,24 +97,23 @@ class Scheduler:
                 f"{config.num_blocks * config.block_size}: ask for fewer tokens"
             )
             return Rejected(spec.request_id, RejectReason.TOO_LONG, message)
+        queued = sum(other.kind is kind for other in self._waiting.values()) if kind.queue_limit is not None else 0
+        if kind.queue_limit is not None and queued >= kind.queue_limit:
+            message = f"{queued} requests of class {kind.name} are waiting already, the most it may queue"
+            return Rejected(spec.request_id, RejectReason.QUEUE_FULL, message, retry_after_s=1.0)
         if config.max_waiting is not None and len(self._waiting) >= config.max_waiting:
             message = f"{len(self._waiting)} requests are waiting already, the most this server queues"
             return Rejected(spec.request_id, RejectReason.QUEUE_FULL, message, retry_after_s=1.0)
+        refusal = self._policy.arrive(self._desk(now), request)
+        if refusal is not None:
+            return refusal
         self._requests[spec.request_id] = request
         self._waiting[spec.request_id] = request
         return Accepted(spec.request_id)
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute now."""
-        config = self.config
-        desk = Desk(
-            self._kv,
-            self._running,
-            self._waiting,
-            now=now,
-            budget=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-        )
+        desk = self._desk(now)
         self._policy.decide(desk)
         self.wake_s = desk.wake_s
         self._released += desk.released
@@ -112,14 +122,14 @@ class Scheduler:
             return None
         plan = desk.plan(self._steps, tuple(self._released))
         self._count_admissions(plan)
-        self._in_flight.append((self._steps, desk.rows))
+        self._in_flight.append((self._steps, now, desk.rows))
         self._released.clear()
         self._steps += 1
         return plan
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> StepEvents:
         """Take in what a step produced; plans are committed in the order they were made."""
-        step, rows = self._in_flight.popleft()
+        step, planned_s, rows = self._in_flight.popleft()
         assert step == plan.step == result.step, f"commit of step {plan.step} and result {result.step}, expected {step}"
         assert len(rows) == len(result.tokens), "a result has one row for each row of its plan"
         finished: list[Finish] = []
@@ -138,6 +148,7 @@ class Scheduler:
             if request.first_token_s is None:
                 request.first_token_s = now
                 totals.prompt_tokens += request.prompt_len
+            request.last_token_s = now
             request.tokens += tokens
             request.known += len(tokens)
             totals.generation_tokens += len(tokens)
@@ -149,6 +160,9 @@ class Scheduler:
             if rows[row].state is not RequestState.FINISHED:
                 assert not result.tokens[row], "a failed row brings no token"
                 finished.append(self._end(rows[row], FinishReason.ERROR, now, message=message))
+        if self.cost is not None:
+            self.cost.observe(shape_of(plan), now - max(planned_s, self._committed_s))
+        self._committed_s = now
         if finished:
             self._running[:] = [request for request in self._running if request.state is RequestState.RUNNING]
         scored = _new_prompt_logprobs(plan, result, rows) if result.prompt_logprobs else ()
@@ -195,8 +209,19 @@ class Scheduler:
         assert not set(running) & set(self._waiting), "a request runs and waits"
         assert all(r.state is RequestState.RUNNING for r in self._running)
         assert all(r.state is RequestState.WAITING for r in self._waiting.values())
-        rows = [row for _, plan_rows in self._in_flight for row in plan_rows]
+        rows = [row for *_, plan_rows in self._in_flight for row in plan_rows]
         assert all(r.in_flight == sum(row is r for row in rows) for r in self._requests.values())
+
+    def _desk(self, now: float) -> Desk:
+        return Desk(
+            self._kv,
+            self._running,
+            self._waiting,
+            now=now,
+            budget=self.config.max_num_batched_tokens,
+            max_num_seqs=self.config.max_num_seqs,
+            cost=self.cost,
+        )
 
     def _end(
         self, request: Request, reason: FinishReason, now: float, *, stop_token: int | None = None, message: str = ""

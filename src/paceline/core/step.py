@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
+from paceline.core.classes import DEFAULT_CLASS
 from paceline.core.sampling import SamplingParams
 
 
@@ -21,6 +22,12 @@ class RequestSpec:
     sampling: SamplingParams
     cache_salt: str = ""  # requests share prefix-cache blocks only with those of the same salt
     priority: int = 0  # lower is earlier, for policies that look at it
+    traffic_class: str = DEFAULT_CLASS
+    tenant: str = ""  # whose traffic it is; tenants of a class share it fairly
+    # Targets of this request in place of its class's; None keeps the class's.
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    e2e_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,15 @@ class Admission:
     spec: RequestSpec
     outputs: tuple[int, ...]  # tokens generated before a preemption; () for a new request
     cached_tokens: int  # leading tokens whose KV the prefix cache already holds; the first row starts here
+
+
+class Bound(Enum):
+    """What kept a step from being larger."""
+
+    NOTHING = "nothing"  # everybody got all they could take
+    BUDGET = "budget"  # a constant of the policy
+    DEADLINE = "deadline"  # somebody's next token was due
+    MEMORY = "memory"  # KV blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +68,8 @@ class StepPlan:
     samples: tuple[bool, ...]
     admitted: tuple[Admission, ...] = ()
     released: tuple[str, ...] = ()
+    predicted_s: float | None = None  # what the cost model expects the step to take, if a policy asked
+    bound_by: Bound = Bound.NOTHING  # what kept the step from being larger
 
     @property
     def num_tokens(self) -> int:
@@ -141,6 +159,8 @@ class RejectReason(Enum):
     DUPLICATE_ID = "duplicate_id"
     TOO_LONG = "too_long"  # prompt and output can never fit the context or the KV pool
     QUEUE_FULL = "queue_full"
+    OVERLOADED = "overloaded"  # its promise could not be kept
+    UNKNOWN_CLASS = "unknown_class"
 
 
 @dataclass(frozen=True, slots=True)

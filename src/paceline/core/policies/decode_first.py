@@ -10,12 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.desk import Desk
+from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import grow_or_evict, last_admitted, lowest_priority
 from paceline.core.policies.parts.order import by_priority, fcfs
 
 
 @dataclass(frozen=True)
-class DecodeFirst:
+class DecodeFirst(Policy):
     """First come, first served or by priority; preemption by recompute."""
 
     order: str = "fcfs"  # or "priority": lower numbers first, and the highest number is the victim

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.desk import Desk
+from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import WorstCase
 
 
 @dataclass(frozen=True)
-class Orca:
+class Orca(Policy):
     """First come, first served. It knows no token budget: a step is as long as the prompts that arrive make it."""
 
     def decide(self, desk: Desk) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from paceline.core.desk import Desk
+from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import fewest_outputs
 from paceline.core.policies.parts.order import ORDERS, HighestResponseRatio, Order
 from paceline.core.request import Request
@@ -20,7 +21,7 @@ RETRACT_STEPS = 20  # decode steps that must fit after a retraction
 
 
 @dataclass
-class PrefillFirst:
+class PrefillFirst(Policy):
     """Prefill XOR decode, one chunked request at a time."""
 
     chunk: int = 8192  # most prefill tokens of one step

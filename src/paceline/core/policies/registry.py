@@ -4,28 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any
 
-from paceline.core.desk import Desk
+from paceline.core.policies.base import Policy
 from paceline.core.policies.decode_first import DecodeFirst
 from paceline.core.policies.orca import Orca
 from paceline.core.policies.prefill_first import PrefillFirst
 from paceline.core.policies.sarathi import Sarathi
+from paceline.core.policies.slo import Slo
 from paceline.core.policies.static import Dynamic, Static
 from paceline.core.policies.trtllm import MaxUtilization, NoEvict, StaticBatch
 from paceline.errors import ConfigError
-
-
-class Policy(Protocol):
-    """Decides one step. Must be deterministic: the same calls give the same decisions, across processes.
-
-    A policy is a dataclass; its public fields are its knobs.
-    """
-
-    def decide(self, desk: Desk) -> None:
-        """Give tokens with `desk.grow` and `desk.admit`, take memory with `desk.preempt`."""
-        ...
-
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "decode_first": DecodeFirst,
@@ -35,6 +24,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
     "orca": Orca,
     "prefill_first": PrefillFirst,
     "sarathi": Sarathi,
+    "slo": Slo,
     "static": Static,
     "static_batch": StaticBatch,
 }

@@ -9,11 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.desk import Desk
+from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import grow_or_evict, last_admitted
 
 
 @dataclass(frozen=True)
-class Sarathi:
+class Sarathi(Policy):
     """Stall-free batching under a fixed chunk; first come, first served."""
 
     chunk: int = 512  # tokens of a step, decodes included

@@ -10,11 +10,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.desk import Desk
+from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import WorstCase
 
 
 @dataclass(frozen=True)
-class Dynamic:
+class Dynamic(Policy):
     """Closes a batch on size or delay."""
 
     batch_size: int = 8

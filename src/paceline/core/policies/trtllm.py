@@ -14,13 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paceline.core.desk import Desk
+from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import WorstCase, last_admitted
 from paceline.core.policies.parts.chunking import CHUNKINGS
 from paceline.core.request import Request
 
 
 @dataclass(frozen=True)
-class NoEvict:
+class NoEvict(Policy):
     """GUARANTEED_NO_EVICT: worst case reserved, nobody paused."""
 
     chunking: str = "whole"  # or "first_come", "equal_progress"
@@ -52,7 +53,7 @@ class StaticBatch(NoEvict):
 
 
 @dataclass(frozen=True)
-class MaxUtilization:
+class MaxUtilization(Policy):
     """MAX_UTILIZATION: as many as one more step has blocks for."""
 
     chunking: str = "whole"

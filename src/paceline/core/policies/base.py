@@ -1,0 +1,22 @@
+"""What every policy is."""
+
+from __future__ import annotations
+
+from paceline.core.desk import Desk
+from paceline.core.request import Request
+from paceline.core.step import Rejected
+
+
+class Policy:
+    """Decides one step at a time. A policy is a dataclass; its public fields are its knobs.
+
+    It must be deterministic: the same calls give the same decisions, in every process. It may keep state of its own.
+    """
+
+    def decide(self, desk: Desk) -> None:
+        """Give tokens with `desk.grow` and `desk.admit`, take memory with `desk.preempt`."""
+        raise NotImplementedError
+
+    def arrive(self, desk: Desk, request: Request) -> Rejected | None:
+        """A request comes: take note of it, or refuse it. The default takes everyone."""
+        return None

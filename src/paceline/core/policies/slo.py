@@ -1,0 +1,218 @@
+"""slo: the token budget of every step follows from the promise made to each request.
+
+Everyone who generates gets a token in every step. The earliest of their next-token deadlines says how long the step may
+take, the cost model says how many prefill tokens fit into that time, and those go to whoever's first token is due
+first. When nobody generates, a step may be as large as memory allows. When even decoding alone is too slow for the
+promise, obeying would only starve newcomers: steps then grow to where a prefill token no longer pays for the delay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from paceline.core.classes import Overload
+from paceline.core.desk import Desk
+from paceline.core.policies.base import Policy
+from paceline.core.policies.parts.line import Line
+from paceline.core.request import Request
+from paceline.core.shape import StepShape
+from paceline.core.step import Bound, Rejected, RejectReason
+
+
+@dataclass
+class Slo(Policy):
+    """Holds stated times to first token and between tokens, for as many as can have them."""
+
+    pace: str = "gap"  # every gap meets itl; "timeline": tokens delivered early build up slack
+    floor: int = 16  # prefill tokens that go ahead at least every `patience` steps, whatever the deadlines say
+    patience: int = 8
+    untested_budget: int = 128  # prefill tokens of a step while the cost model is not ready
+    idle_share: float = 0.5  # share of the tightest ttft that one step may take when nobody generates
+    late_share: float = 0.1  # share of the prefill tokens kept for late requests, so that they age out of waiting
+    stretch: float = 2.0  # when the promise cannot be kept: a step takes at most this many times its decodes
+    partial: int = 4  # prompts that may be under way at once; each holds memory and gives nothing yet
+    _line: Line = field(init=False, default_factory=Line)
+    _credit: float = field(init=False, default=0.0)  # prefill tokens late requests are owed
+    _starving: int = field(init=False, default=0)  # steps in a row in which prefills waited and got nothing
+    _backlog: Backlog = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._backlog = Backlog()
+
+    def arrive(self, desk: Desk, request: Request) -> Rejected | None:
+        """Refuse whose first token cannot come in time, if their class says so; else stand them in line."""
+        if request.kind.overload is Overload.REJECT and request.deadline_s < inf:
+            wait_s = self._backlog.wait_s(desk, request)
+            late_s = desk.now + wait_s - request.deadline_s
+            if late_s > 0:
+                message = f"the first token would come {late_s:.2g} s after its deadline: come back later"
+                return Rejected(request.request_id, RejectReason.OVERLOADED, message, retry_after_s=late_s)
+        self._line.add(request, request.deadline_s)
+        return None
+
+    def decide(self, desk: Desk) -> None:
+        """Decodes, then as many prefill tokens as the tightest deadline leaves time for."""
+        shape = self._decode(desk)
+        limit_s = self._limit_s(desk, shape)
+        prefilled = 0
+        for request, late in self._turns(desk):
+            size, start = self._size(desk, shape, request, limit_s)
+            if size <= 0:
+                desk.bound_by = Bound.DEADLINE if desk.budget > 0 else Bound.BUDGET
+                break
+            if not self._give(desk, request, size):
+                desk.bound_by = Bound.MEMORY
+                break
+            shape = shape.plus(start, size)
+            prefilled += size
+            self._credit = self._credit - size if late else self._credit + self.late_share * size
+            self._line.charge(request, size)
+        self._credit = max(0.0, min(self._credit, 4096.0))
+        self._starving = 0 if prefilled or desk.bound_by is Bound.NOTHING else self._starving + 1
+        if desk.cost is not None and desk.cost.ready and desk.rows:
+            desk.predicted_s = desk.cost.predict(shape).seconds
+            self._backlog.saw(prefilled, desk.predicted_s)
+
+    def _decode(self, desk: Desk) -> StepShape:
+        rows = context = 0
+        for request in tuple(desk.running):
+            if request.prefilling or not request.todo or not request.holds_kv:
+                continue
+            while not desk.grow(request, 1):
+                victim = self._victim(desk)
+                desk.preempt(victim)
+                self._line.add(victim, self._next_token_s(victim))
+                if victim is request:
+                    break
+            if request.holds_kv and self._line.shared(request.kind.name):
+                self._line.charge(request, 1)
+        for request in desk.rows:
+            rows += 1
+            context += request.planned
+        return StepShape(rows, rows, context, 0)
+
+    def _next_token_s(self, request: Request) -> float:
+        """Deadline of the next token of a request: the first one's, or a gap after the last."""
+        if request.first_token_s is None:
+            return request.deadline_s
+        gap = inf if request.itl_s is None else request.itl_s
+        if request.e2e_s is not None:
+            left = request.arrived_s + request.e2e_s - request.last_token_s
+            gap = min(gap, max(left, 0.0) / max(1, request.limit - request.known))
+        if self.pace == "timeline":
+            return request.first_token_s + gap * (request.known - request.prompt_len)
+        return request.last_token_s + gap
+
+    def _limit_s(self, desk: Desk, decodes: StepShape) -> float:
+        """How long this step may take; inf while nobody can say."""
+        if desk.cost is None or not desk.cost.ready:
+            return inf
+        if not desk.rows:
+            tightest = min((request.deadline_s - request.arrived_s for request in desk.waiting.values()), default=inf)
+            return self.idle_share * tightest
+        left_s = min(map(self._next_token_s, desk.rows)) - desk.now
+        alone_s = desk.cost.predict(decodes).high
+        return left_s if left_s >= alone_s else self.stretch * alone_s
+
+    def _size(self, desk: Desk, shape: StepShape, request: Request, limit_s: float) -> tuple[int, int]:
+        """The most tokens of this prefill that keep the step within its limit, and where it starts."""
+        waits = not request.holds_kv
+        start = request.known - desk.uncached(request) if waits else request.planned
+        most = min(request.known - start if waits else request.todo, desk.budget)
+        if desk.cost is None or not desk.cost.ready:
+            return min(most, self.untested_budget if desk.rows else most), start
+        if limit_s == inf:
+            return most, start
+        low, high = 0, most  # predicted times never fall as tokens are added
+        while low < high:
+            middle = (low + high + 1) // 2
+            if desk.cost.predict(shape.plus(start, middle)).high <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        nobody_yet = shape.tokens == shape.rows  # no prefill in this step so far
+        if nobody_yet and (self._starving >= self.patience or not desk.rows):
+            low = max(low, min(self.floor, most))
+        return low, start
+
+    def _turns(self, desk: Desk) -> Iterator[tuple[Request, bool]]:
+        """Prompts under way and waiting requests in order of urgency, each with whether it is late."""
+
+        def makes_it(request: Request) -> bool:
+            return request.deadline_s == inf or desk.now + self._backlog.own_s(desk, request) <= request.deadline_s
+
+        under_way = sorted(
+            (request for request in desk.running if request.prefilling and request.todo),
+            key=lambda request: (not makes_it(request), request.deadline_s, request.arrived_s),
+        )
+        begun = len(under_way)
+        while desk.budget > 0:
+            head, late = self._line.punctual(makes_it), False
+            aside = self._line.late()
+            if aside is not None and (head is None or self._credit >= self.floor):
+                head, late = aside, True
+            first = under_way[0] if under_way else None
+            if first is not None and (head is None or late or first.deadline_s <= head.deadline_s):
+                yield under_way.pop(0), first.deadline_s < desk.now
+            elif head is None or desk.room <= 0 or begun >= self.partial:
+                return
+            else:
+                yield head, late
+                begun += head.prefilling
+
+    def _give(self, desk: Desk, request: Request, size: int) -> bool:
+        if request.holds_kv:
+            return desk.grow(request, size)
+        # Each who runs may soon need one more block: admitting into the last of them would only evict somebody.
+        spare = desk.available_blocks - len(desk.running)
+        if desk.running and desk.blocks_needed(request, request.known) > spare:
+            return False
+        return desk.admit(request, size)
+
+    def _victim(self, desk: Desk) -> Request:
+        """Who has the most slack for each token that must be computed again; nobody is chosen over and over."""
+
+        def worth(request: Request) -> tuple[float, float]:
+            slack_s = self._next_token_s(request) - desk.now
+            cost = (request.planned + 1) * (1 + request.preemptions)
+            return (slack_s / cost if slack_s < inf else inf, -cost)
+
+        return max(desk.running, key=worth)
+
+
+class Backlog:
+    """How fast prefills go, and so how long a newcomer will wait."""
+
+    def __init__(self) -> None:
+        self._tokens_per_s = 0.0  # smoothed over recent steps with a prefill
+
+    def saw(self, tokens: int, seconds: float) -> None:
+        """A step gave `tokens` prefill tokens and takes `seconds`."""
+        if tokens and seconds > 0.0:
+            rate = tokens / seconds
+            self._tokens_per_s += 0.1 * (rate - self._tokens_per_s) if self._tokens_per_s else rate
+
+    def own_s(self, desk: Desk, request: Request) -> float:
+        """Seconds that the request's own prefill will take; 0 while nobody knows."""
+        if desk.cost is None or not desk.cost.ready:
+            return 0.0
+        start = request.planned if request.holds_kv else request.known - desk.uncached(request)
+        alone_s = desk.cost.predict(StepShape().plus(start, request.known - start)).seconds
+        if not desk.rows or not self._tokens_per_s:
+            return alone_s
+        return max(alone_s, (request.known - start) / self._tokens_per_s)
+
+    def wait_s(self, desk: Desk, request: Request) -> float:
+        """Seconds until its first token if it joins now: those due before it, then itself."""
+        own_s = self.own_s(desk, request)
+        if not self._tokens_per_s:
+            return own_s
+        ahead = sum(
+            other.known - other.planned
+            for others in (desk.running, desk.waiting.values())
+            for other in others
+            if other.prefilling and other.deadline_s <= request.deadline_s
+        )
+        return ahead / self._tokens_per_s + own_s
