@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
+
 from paceline.core.config import SchedulerConfig
 from paceline.core.protocols import Backend
 from paceline.core.sampling import SamplingParams
@@ -127,6 +129,11 @@ def make_corrupt(config: dict[str, Any], report_stage: StageReporter) -> EngineP
 
 def make_bug(config: dict[str, Any], report_stage: StageReporter) -> EngineParts:
     raise KeyError("hidden_size")
+
+
+def make_spy(config: dict[str, Any], report_stage: StageReporter) -> EngineParts:
+    parts = make_engine(config, report_stage)
+    return parts._replace(info=msgspec.structs.replace(parts.info, model=repr(os.environ.get("PYTHONPATH"))))
 
 
 def make_suicide(config: dict[str, Any], report_stage: StageReporter) -> EngineParts:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from paceline.core.config import SchedulerConfig
 from paceline.core.step import Accepted, Finish, FinishReason, Rejected, RejectReason, StepEvents, StepPlan
 from paceline.engine.loop import EngineLoop, EngineStalled, RecoverableError, StepFailed
+from paceline.errors import EngineDead
 from tests.engine.fakes import ChainBackend, StallingScheduler, expected_output, make_scheduler, misbehave, spec
 
 
@@ -111,6 +112,20 @@ def test_a_failing_backend_ends_every_request_with_its_error() -> None:
     assert loop.stats().errors == 5
     assert isinstance(caught.value.__cause__, ValueError)
     loop.scheduler.check_integrity()
+
+
+def test_an_interrupted_step_leaves_a_loop_that_says_so() -> None:
+    def interrupt(plan: StepPlan) -> None:
+        raise KeyboardInterrupt
+
+    loop = EngineLoop(make_scheduler(), ChainBackend(interrupt))
+    loop.submit(spec("a"))
+    with pytest.raises(KeyboardInterrupt):
+        loop.step()
+    with pytest.raises(EngineDead, match="KeyboardInterrupt"):
+        loop.step()
+    with pytest.raises(EngineDead, match="make a new one"):
+        loop.submit(spec("b"))
 
 
 def test_a_recoverable_failure_ends_its_own_batch_alone() -> None:

@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -19,6 +20,7 @@ from pathlib import Path
 import pytest
 
 from paceline.core.step import FinishReason
+from paceline.engine.child import watch_lifeline
 from paceline.engine.client import EngineClient, EngineLaunch, EngineState, RestartPolicy, Stream
 from paceline.engine.messages import EngineStats, Stage
 from paceline.engine.process import EngineProcess
@@ -283,7 +285,7 @@ def test_a_hung_engine_is_seen_by_its_silence() -> None:
             await until(lambda: client.last_seen_s > 1.5)  # beyond the heartbeat
             assert client.state is EngineState.READY
             await client.close(timeout_s=0.2)  # it does not listen: it is killed
-            with pytest.raises(EngineDead):
+            with pytest.raises(EngineDead, match=r"killed: it did not stop within 0.2 s"):
                 await stream.collect()
 
     run(test)
@@ -323,6 +325,25 @@ def test_a_recoverable_error_leaves_the_engine_alive() -> None:
             assert (await (await client.submit(spec("b"))).collect()).tokens == expected_output((1, 2, 3), 8)
 
     run(test)
+
+
+def test_it_works_on_uvloop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def test() -> None:
+        async with engine(launch(delay_s=0.005), restart=True) as client:
+            streams = await asyncio.gather(*(client.submit(spec(f"r{i}", (i + 1,), 40)) for i in range(32)))
+            for index, update in enumerate(await asyncio.gather(*(stream.collect() for stream in streams))):
+                assert update.tokens == expected_output((index + 1,), 40)
+            stream = await client.submit(spec("a", max_tokens=4000))
+            assert client.pid is not None
+            os.kill(client.pid, signal.SIGKILL)
+            await drain_into_death(stream)
+            await until(lambda: client.state is EngineState.READY)
+            assert (await (await client.submit(spec("b"))).collect()).tokens == expected_output((1, 2, 3), 8)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(test())
 
 
 def test_a_stalled_scheduler_is_an_error_not_silence() -> None:
@@ -586,9 +607,49 @@ def test_the_sockets_folder_is_private_and_gone_once_connected(tmp_path: Path) -
         assert stat.S_IMODE(process.folder.stat().st_mode) == 0o700
         await hello.wait()
         assert os.listdir(tmp_path) == []
-        process.kill()
+        process.kill("enough")
         assert await process.ended == -signal.SIGKILL
 
+    run(test)
+
+
+def test_a_report_that_cannot_be_handled_ends_the_process() -> None:
+    """Skipping it would leave some request waiting for ever."""
+
+    async def test() -> None:
+        def choke(report: object) -> None:
+            raise LookupError("what is this?")
+
+        process = EngineProcess(launch(), choke)
+        assert await process.ended == -signal.SIGKILL
+        assert str(process.death()) == "the engine process was killed: one of its reports could not be handled"
+
+    run(test)
+
+
+def test_the_lifeline_tells_of_the_parents_end_without_the_kernels_help() -> None:
+    read_end, write_end = os.pipe()
+    parted = threading.Event()
+    thread = watch_lifeline(read_end, parted.set)
+    assert not parted.wait(0.1)
+    os.close(write_end)
+    assert parted.wait(SOON_S)
+    thread.join(SOON_S)
+    os.close(read_end)
+
+
+@pytest.mark.parametrize("value", ["/some/where", None])
+def test_the_engines_own_children_see_the_environment_as_it_was(
+    value: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test() -> None:
+        async with engine(launch("make_spy")) as client:
+            assert client.info.model == repr(value)
+
+    if value is None:
+        monkeypatch.delenv("PYTHONPATH", raising=False)
+    else:
+        monkeypatch.setenv("PYTHONPATH", value)
     run(test)
 
 

@@ -1,4 +1,4 @@
-"""First instructions of the engine process: `python -m paceline.engine.child ENDPOINT PARENT_PID`.
+"""First instructions of the engine process: `python -m paceline.engine.child ENDPOINT PARENT_PID PYTHONPATH`.
 
 Signals come first and heavy imports last, so that a Ctrl-C during start-up does not reach the engine.
 """
@@ -79,7 +79,10 @@ def main(argv: list[str]) -> int:
     ignore_stop_signals()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1)  # kill -USR1 shows where a hung engine is
-    endpoint, parent_pid = argv[0], int(argv[1])
+    endpoint, parent_pid, python_path = argv[0], int(argv[1]), argv[2]
+    os.environ["PYTHONPATH"] = python_path  # ours was the parent's sys.path, and is read already
+    if not python_path:
+        del os.environ["PYTHONPATH"]
 
     def parted() -> None:
         remove_socket(endpoint)

@@ -25,7 +25,7 @@ from paceline.core.step import (
     StepResult,
 )
 from paceline.engine.messages import EngineStats, StepSample
-from paceline.errors import EngineError
+from paceline.errors import EngineDead, EngineError
 
 log = logging.getLogger("paceline.engine")
 
@@ -91,6 +91,7 @@ class EngineLoop:
         self._errors = 0
         self._near_boundary = 0
         self._last_step: StepSample | None = None
+        self._broken: str | None = None  # why no step can follow
 
     @property
     def has_work(self) -> bool:
@@ -103,7 +104,11 @@ class EngineLoop:
         return tuple(self._live)
 
     def submit(self, spec: RequestSpec) -> Accepted | Rejected:
-        """Admission is the scheduler's decision; exactly one Finish follows an Accepted."""
+        """Admission is the scheduler's decision; exactly one Finish follows an Accepted.
+
+        Raises EngineDead after a step that broke the loop.
+        """
+        self._require_whole()
         now = self.clock.now()
         answer = self.scheduler.submit(spec, now)
         if isinstance(answer, Accepted):
@@ -123,8 +128,17 @@ class EngineLoop:
     def step(self) -> StepEvents | None:
         """One iteration; None when there is nothing to run now.
 
-        Raises StepFailed when the backend failed for good, EngineStalled when the scheduler stopped planning.
+        Raises StepFailed when the backend failed for good, EngineStalled when the scheduler stopped planning, and
+        EngineDead when an earlier step was left half done: by either of these, by a bug, by Ctrl-C in the middle of it.
         """
+        self._require_whole()
+        try:
+            return self._step()
+        except BaseException as error:
+            self._broken = one_line(error)
+            raise
+
+    def _step(self) -> StepEvents | None:
         if not self.scheduler.has_work:
             self.stalled_polls = 0
             return None
@@ -175,9 +189,13 @@ class EngineLoop:
             lines.append(f"  and {len(self._live) - _DUMP_LIMIT} more")
         return "\n".join(lines)
 
+    def _require_whole(self) -> None:
+        if self._broken is not None:
+            raise EngineDead(f"the engine stopped in the middle of a step ({self._broken}); make a new one")
+
     def _fail(self, plan: StepPlan, error: Exception) -> StepEvents:
         """The backend raised: its rows end with ERROR, and unless it can go on, so does everything else."""
-        message = _one_line(error)
+        message = one_line(error)
         recoverable = bool(getattr(error, "recoverable", False))
         log.error("step %d failed (%d requests): %s", plan.step, len(plan.ids), message, exc_info=error)
         rows = len(plan.ids)
@@ -222,7 +240,7 @@ class EngineLoop:
         raise EngineStalled(message, StepEvents(step=-1, finished=self._end_all(message)))
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: BaseException) -> str:
     """Type and first line of an exception."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__

@@ -55,6 +55,7 @@ class EngineProcess:
         self._start = _encode_start(launch)
         self._on_report = on_report
         self.last_words: Failed | Stopped | None = None
+        self._killed_because: str | None = None
         self.ended: asyncio.Future[int] = self._loop.create_future()
         self.folder = _make_folder(launch.socket_dir)
         endpoint = f"ipc://{self.folder}/engine"
@@ -88,8 +89,9 @@ class EngineProcess:
             # The socket's descriptor signals edges, and sending may have used one up: look again.
             self._loop.call_soon(self._read)
 
-    def kill(self) -> None:
-        """SIGKILL; `ended` follows."""
+    def kill(self, why: str) -> None:
+        """SIGKILL; `ended` follows. `why` ends "the engine process was killed: "."""
+        self._killed_because = why
         self._popen.kill()
 
     def destroy(self) -> None:
@@ -100,6 +102,8 @@ class EngineProcess:
     def death(self) -> PacelineError:
         """Why it ended, once `ended` is done: the error of its last words, or EngineDead with the signal or code."""
         words = self.last_words
+        if self._killed_because is not None:
+            return EngineDead(f"the engine process was killed: {self._killed_because}")
         if not isinstance(words, Failed):
             return EngineDead(f"the engine process {describe_exit(self.ended.result())}")
         known = getattr(errors, words.kind, None) if words.kind else None
@@ -133,7 +137,7 @@ class EngineProcess:
         except Exception:
             # Going on would leave some request waiting for ever.
             log.exception("a report of the engine could not be handled; ending it")
-            self.kill()
+            self.kill("one of its reports could not be handled")
 
     def _wait(self) -> None:
         code = self._popen.wait()
@@ -194,7 +198,8 @@ def _make_folder(socket_dir: Path | None) -> Path:
 def _spawn(endpoint: str) -> subprocess.Popen[bytes]:
     """Start the child. It imports what we can import; its output goes to our stderr, our stdout is for results."""
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
-    command = [sys.executable, "-P", "-m", "paceline.engine.child", endpoint, str(os.getpid())]
+    own_path = os.environ.get("PYTHONPATH", "")  # to be put back there, for processes that the child starts
+    command = [sys.executable, "-P", "-m", "paceline.engine.child", endpoint, str(os.getpid()), own_path]
     try:
         return subprocess.Popen(  # noqa: S603  # our own module
             command, stdin=subprocess.PIPE, stdout=2, env={**os.environ, "PYTHONPATH": path}

@@ -22,7 +22,7 @@ from paceline import errors
 from paceline.core.protocols import Backend
 from paceline.core.scheduler import Scheduler
 from paceline.core.step import Accepted, Finish, FinishReason, Rejected
-from paceline.engine.loop import EngineLoop, StepFailed
+from paceline.engine.loop import EngineLoop, StepFailed, one_line
 from paceline.engine.messages import (
     Alive,
     Answers,
@@ -48,7 +48,7 @@ from paceline.errors import ConfigError, PacelineError
 log = logging.getLogger("paceline.engine")
 
 HEARTBEAT_S = 1.0
-_LAST_WORDS_S = 2.0  # how long a dying engine waits until its parent has heard why
+_LAST_WORDS_S = 5.0  # how long a dying engine waits until its parent has heard why
 _MOST_STALL_WAIT_MS = 50
 _PROGRESS_EVERY_S = 0.1
 
@@ -140,6 +140,7 @@ class EngineServer:
     def __init__(self, loop: EngineLoop, link: Link) -> None:
         self._loop = loop
         self._link = link
+        self._checked_steps = 0
 
     def run(self) -> None:
         """Returns after Stop. Raises when the engine cannot go on; finishes have been reported then."""
@@ -156,7 +157,7 @@ class EngineServer:
         """Take all commands that wait, or sleep until one comes; False once told to stop."""
         if not self._link.wait(self._patience_ms()):
             if not self._loop.has_work:
-                self._link.send(Alive(self._loop.stats()))
+                self._idle()
             return True
         accepted: list[str] = []
         rejected: list[Rejected] = []
@@ -179,6 +180,18 @@ class EngineServer:
         if accepted or rejected or finished:
             self._link.send(Answers(tuple(accepted), tuple(rejected), tuple(finished)))
         return not stop
+
+    def _idle(self) -> None:
+        """Say that we live; after some work, use the pause to check that no block was lost."""
+        stats = self._loop.stats()
+        self._link.send(Alive(stats))
+        if stats.steps == self._checked_steps:
+            return
+        self._checked_steps = stats.steps
+        try:
+            self._loop.scheduler.check_integrity()
+        except AssertionError:
+            log.critical("the scheduler's accounting is wrong: this is a bug\n%s", self._loop.dump(), exc_info=True)
 
     def _end(self, request_ids: tuple[str, ...], reason: FinishReason) -> list[Finish]:
         ends = [self._loop.cancel(request_id, reason) for request_id in request_ids]
@@ -205,13 +218,12 @@ def serve(endpoint: str, on_connected: Callable[[], None]) -> int:
         link.send(Hello(os.getpid()))
         on_connected()
         _serve(link)
-    except PacelineError as error:
-        log.error("%s", error)
+    except PacelineError as error:  # expected, and the parent tells people
         link.last_words(Failed(_public_kind(error), str(error)))
         return 1
     except Exception as error:
         log.exception("the engine failed")
-        link.last_words(Failed("", f"{type(error).__name__}: {error}"))
+        link.last_words(Failed("", one_line(error)))
         return 1
     else:
         link.last_words(Stopped())

@@ -106,7 +106,7 @@ class Supervisor:
             return await asyncio.shield(self._started)
         except asyncio.CancelledError:
             self._closing.set()
-            self._kill()
+            self._kill("its start was given up")
             raise
 
     def send(self, command: Command) -> None:
@@ -130,11 +130,10 @@ class Supervisor:
         if self.state is EngineState.DRAINING:
             self.send(Stop())
         else:
-            self._kill()
+            self._kill("it was stopped while it was starting")
         await asyncio.wait({self._task}, timeout=timeout_s)
         if not self._task.done():
-            log.warning("the engine did not stop within %g s; killing it", timeout_s)
-            self._kill()
+            self._kill(f"it did not stop within {timeout_s:g} s")
         await asyncio.shield(self._task)
 
     async def wait_dead(self) -> PacelineError | None:
@@ -152,7 +151,7 @@ class Supervisor:
             assert self._started is not None
             if not self._started.done():
                 self._started.set_exception(death or EngineNotReady("the engine was stopped while it was starting"))
-        if death is not None:
+        if death is not None and self.info is not None:  # before that, `start` tells it
             log.error("%s", death)
         return death
 
@@ -216,9 +215,9 @@ class Supervisor:
         self.state = state
         self._on_state(state)
 
-    def _kill(self) -> None:
+    def _kill(self, why: str) -> None:
         if self._process is not None:
-            self._process.kill()
+            self._process.kill(why)
 
     async def _closed_within(self, seconds: float) -> bool:
         try:
