@@ -16,7 +16,7 @@ from types import ModuleType
 
 import paceline
 
-ROOMS = ("core", "engine", "text", "serve", "measure")
+ROOMS = ("core", "engine", "text", "cost", "serve", "measure")
 ABSENT = ("torch", "transformers")
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.app.settings import SLICES, TABLE, Entry, Settings
+from paceline.core.policies.registry import make_policy
 from paceline.errors import ConfigError
 
 FILE_NAME = "paceline.toml"
@@ -46,7 +47,7 @@ class _Given:
 
 def read_file(path: str | None, cwd: Path) -> ConfigFile | None:
     """The configuration file: the one named, else `paceline.toml` in `cwd` if there is one."""
-    target = cwd / FILE_NAME if path is None else Path(path).expanduser()
+    target = cwd / (FILE_NAME if path is None else Path(path).expanduser())
     if path is None and not target.is_file():
         return None
     try:
@@ -121,8 +122,9 @@ def _parse(entry: Entry, given: _Given) -> Any:
         if given.origin == entry.variable and str(given.value).startswith("tcp://"):
             hint = " (Kubernetes sets this for a Service of that name: set enableServiceLinks: false in the pod)"
         raise ConfigError(f"{given.origin}: {shown} is not accepted; expected {entry.kind.accepts}{hint}") from None
-    is_path = entry.kind.is_path or (entry.name == "model" and str(value).startswith(("./", "../", "~/")))
-    return str((given.base or Path()) / Path(value).expanduser()) if is_path else value
+    # A model is a path only where it looks like one. Relative paths in a file are relative to that file.
+    is_path = entry.kind.is_path or (entry.name == "model" and str(value).startswith(("./", "../")))
+    return str(given.base / Path(value).expanduser()) if is_path and given.base is not None else value
 
 
 def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
@@ -131,6 +133,10 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
     if (serve.tls_cert is None) != (serve.tls_key is None):
         there, missing = ("tls_cert", "tls_key") if serve.tls_cert else ("tls_key", "tls_cert")
         raise ConfigError(f"{origins[there]}: {there} needs {missing} beside it")
+    try:
+        make_policy(settings.scheduler.policy, settings.scheduler.policy_options)
+    except ConfigError as error:
+        raise ConfigError(f"{origins['policy_options']}: {error}") from None
 
 
 def _nearest(word: str, known: Mapping[str, object] | list[str]) -> str:

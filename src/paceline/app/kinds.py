@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,7 +41,28 @@ def _texts(given: object) -> tuple[str, ...]:
     return tuple(_text(part) for part in parts)
 
 
+def _options(given: object) -> tuple[tuple[str, Any], ...]:
+    if isinstance(given, str):
+        pairs = [part.partition("=") for part in given.split(",")]
+        if not all(equals for _, equals, _ in pairs):
+            raise ValueError
+        given = {name.strip(): _plain(value.strip()) for name, _, value in pairs}
+    items = given.items() if isinstance(given, dict) else given
+    if not isinstance(items, Iterable):
+        raise ValueError
+    return tuple((_text(name), value) for name, value in items)
+
+
+def _plain(value: str) -> Any:
+    """A number or a truth value where it reads as one, else the text."""
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value
+
+
 text = Kind("text", _text)
+options = Kind("a table of options (or NAME=VALUE,NAME=VALUE)", _options)
 texts = Kind("a list of texts (or one text, with commas)", _texts)
 path = Kind("a path", _text, is_path=True)
 switch = Kind("true or false", _boolean, is_switch=True)

@@ -56,8 +56,8 @@ def _config_parameter() -> inspect.Parameter:
 
 def _parameter(entry: Entry) -> inspect.Parameter:
     panel = SLICES[entry.slice].__doc__
-    default = "" if entry.default in (None, ()) or entry.kind.is_switch else f" [{entry.default}]"
-    meaning = entry.help[0].upper() + entry.help[1:] + default
+    default = "" if entry.default in (None, ()) or entry.kind.is_switch else f"; default {entry.default}"
+    meaning = f"{entry.help[0].upper()}{entry.help[1:]}{default}."
     if entry.kind.is_switch:
         option = typer.Option(f"{entry.flag}/--no-{entry.flag[2:]}", help=meaning, rich_help_panel=panel)
         return _keyword(entry.name, Annotated[bool | None, option])

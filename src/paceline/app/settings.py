@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from paceline.app.kinds import Kind, choice, number, path, switch, text, texts, whole
+from paceline.app.kinds import Kind, choice, number, options, path, switch, text, texts, whole
 from paceline.app.store import DEFAULT_MODEL
-from paceline.core.policies.registry import POLICIES
+from paceline.core.policies.registry import ALIASES, POLICIES
 
 
 def setting(default: Any, kind: Kind, meaning: str, *, secret: bool = False) -> Any:
@@ -28,17 +28,20 @@ class ModelSettings:
     model: str = setting(
         DEFAULT_MODEL, text, "a known name, a .gguf file, a folder in Hugging Face layout, or a hub id"
     )
-    served_name: str | None = setting(None, text, "the name clients use; the model's own by default")
+    served_names: tuple[str, ...] = setting((), texts, "what clients call it, the first is shown; its own name if none")
     dtype: str = setting("auto", choice("auto", "float32", "bfloat16", "float16"), "of weights, arithmetic and KV")
     device: str = setting("auto", text, "auto, cpu, cuda, cuda:1, ...; auto takes a GPU when there is one")
-    threads: int | None = setting(None, whole(1), "CPU threads of the model; one a physical core by default")
+    threads: int | None = setting(None, whole(1), "CPU threads of the model; torch chooses if not given")
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerSettings:
     """What one step may hold and who waits."""
 
-    policy: str = setting("decode_first", choice(*sorted(POLICIES)), "how each step's tokens are shared out")
+    policy: str = setting(
+        "decode_first", choice(*sorted((*POLICIES, *ALIASES))), "how each step's tokens are shared out"
+    )
+    policy_options: tuple[tuple[str, Any], ...] = setting((), options, "the policy's own knobs, by name")
     max_model_len: int | None = setting(None, whole(1), "most tokens of one sequence; the model's own limit by default")
     max_num_batched_tokens: int = setting(2048, whole(1), "token budget of one step")
     max_num_seqs: int = setting(256, whole(1), "most requests that run at once")
@@ -53,7 +56,7 @@ class KVSettings:
     block_size: int = setting(16, whole(1, 256), "tokens in a KV block")
     kv_gib: float | None = setting(None, number(0), "size of the KV pool in GiB; wins over kv_share")
     kv_share: float | None = setting(
-        None, number(0, 1), "share of the memory that is free once the model is loaded; 0.9 on a GPU, 0.4 on a CPU"
+        None, number(0, 1), "share of the memory that is free once the model is loaded; 0.9 on a GPU, 0.3 on a CPU"
     )
     prefix_caching: bool = setting(True, switch, "reuse the KV of prompts that begin alike")
 

@@ -1,0 +1,187 @@
+"""One engine from settings: model, KV pool, scheduler, tokenizer.
+
+`make_engine` is the factory that an engine process is started with ("paceline.app.build:make_engine"); `EngineSpec` is
+what it is given, as plain values that travel between processes. An engine in the caller's own process (`llm.LLM`) is
+made by the same function.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from paceline.app import memory, store
+from paceline.app.settings import KVSettings, ModelSettings, SchedulerSettings, Settings
+from paceline.core.calllog import RecordedScheduler
+from paceline.core.config import SchedulerConfig
+from paceline.core.protocols import Backend
+from paceline.core.sampling import SamplingParams
+from paceline.core.scheduler import Scheduler
+from paceline.core.step import Admission, RequestSpec, StepPlan
+from paceline.engine.messages import EngineInfo
+from paceline.engine.server import EngineParts
+from paceline.errors import ConfigError
+from paceline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from paceline.runtime.load import ModelInfo
+
+log = logging.getLogger("paceline.build")
+
+FACTORY = "paceline.app.build:make_engine"
+ReportStage = Callable[..., None]  # (stage name, fraction done or None)
+_WARM_UP_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """Everything an engine is made from."""
+
+    path: str  # the model's file or folder
+    name: str  # what clients call it
+    tokenizer_cache: str  # folder for exported tokenizers, of checkpoints that have none in their own
+    digest_cache: str  # folder where digests of large files are remembered
+    model: ModelSettings
+    scheduler: SchedulerSettings
+    kv: KVSettings
+
+    def to_config(self) -> dict[str, Any]:
+        """Plain values, as they travel to the engine process."""
+        config: dict[str, Any] = msgspec.to_builtins(self)
+        return config
+
+
+def plan_engine(settings: Settings, *, progress: store.Progress | None = None) -> EngineSpec:
+    """Find (or fetch) the model that the settings name. Raises ModelError when there is none."""
+    cache = store.default_cache_dir(os.environ)
+    found = store.resolve(settings.model.model, cache, progress=progress)
+    return EngineSpec(
+        path=str(found.path),
+        name=next(iter(settings.model.served_names), found.name),
+        tokenizer_cache=str(cache.parent / "tokenizers"),
+        digest_cache=str(cache.parent / "digests"),
+        model=settings.model,
+        scheduler=settings.scheduler,
+        kv=settings.kv,
+    )
+
+
+def make_engine(config: dict[str, Any], report_stage: ReportStage) -> EngineParts:
+    """Load the model, size the KV pool and put a scheduler over it. Raises ModelError and ConfigError.
+
+    Stages, after what `load_model` reports: cache, tokenizer, warm up.
+    """
+    spec = msgspec.convert(config, EngineSpec)
+    # Seconds each, and the server's own process never needs them.
+    import torch
+
+    from paceline.runtime.backend import ModelBackend
+    from paceline.runtime.load import load_model
+    from paceline.runtime.tokenizer_export import export_tokenizer
+
+    if spec.model.threads is not None:
+        torch.set_num_threads(spec.model.threads)
+    loaded = load_model(
+        spec.path,
+        device=spec.model.device,
+        dtype=spec.model.dtype,
+        max_model_len=spec.scheduler.max_model_len,
+        cache_dir=Path(spec.digest_cache),
+        progress=report_stage,
+    )
+    info = loaded.info
+    for note in info.notes:
+        log.warning("%s", note)
+    report_stage("cache")
+    num_blocks = memory.count_blocks(
+        spec.kv,
+        bytes_per_token=info.kv_bytes_per_token,
+        max_model_len=info.max_model_len,
+        free_bytes=_free_bytes(info.device),
+        on_gpu=info.device != "cpu",
+    )
+    backend = ModelBackend(loaded, num_blocks, spec.kv.block_size)
+    report_stage("tokenizer")
+    own_folder = Path(spec.tokenizer_cache) / info.namespace[:32]
+    tokenizer_dir = export_tokenizer(spec.path, own_folder, vocab_size=info.vocab_size)
+    tokenizer = Tokenizer.from_dir(tokenizer_dir)
+    report_stage("warm up")
+    warm_up(backend)
+    engine_info = EngineInfo(
+        model=spec.name,
+        architecture=info.architecture,
+        road=info.road,
+        vocab_size=info.vocab_size,
+        max_model_len=info.max_model_len,
+        # The checkpoint's ends and its tokenizer's: a chat model's turns often end with a token of the latter alone.
+        eos_token_ids=tuple(dict.fromkeys((*info.eos_token_ids, *tokenizer.eos_token_ids))),
+        tokenizer_dir=str(tokenizer_dir),
+        block_size=spec.kv.block_size,
+        num_blocks=num_blocks,
+        dtype=info.dtype,
+        device=info.device,
+        weights_bytes=info.weights_bytes,
+        kv_bytes=num_blocks * spec.kv.block_size * info.kv_bytes_per_token,
+        namespace=info.namespace,
+    )
+    return EngineParts(_make_scheduler(spec, info, num_blocks), backend, engine_info)
+
+
+def _free_bytes(device: str) -> int:
+    if device == "cpu":
+        return memory.free_host_bytes()
+    import torch
+
+    return torch.cuda.mem_get_info(torch.device(device))[0]
+
+
+def _make_scheduler(spec: EngineSpec, info: ModelInfo, num_blocks: int) -> Scheduler:
+    config = SchedulerConfig(
+        num_blocks=num_blocks,
+        max_model_len=info.max_model_len,
+        block_size=spec.kv.block_size,
+        max_num_batched_tokens=spec.scheduler.max_num_batched_tokens,
+        max_num_seqs=spec.scheduler.max_num_seqs,
+        prefix_caching=spec.kv.prefix_caching,
+        max_waiting=spec.scheduler.max_waiting,
+        policy=spec.scheduler.policy,
+        policy_options=spec.scheduler.policy_options,
+        namespace=info.namespace,
+    )
+    if spec.scheduler.call_log is None:
+        return Scheduler(config)
+    try:
+        # Line by line: a log that lost its end in a crash would be of little use. The process's end closes it.
+        file = open(spec.scheduler.call_log, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise ConfigError(f"call_log {spec.scheduler.call_log} cannot be written: {error.strerror}") from error
+    return RecordedScheduler(config, file)
+
+
+def warm_up(backend: Backend) -> None:
+    """Run one prefill and one decode, so that the first request does not pay for what torch sets up on first use."""
+    spec = RequestSpec("warm-up", (0,) * _WARM_UP_TOKENS, SamplingParams(temperature=0.0, max_tokens=2))
+    size = len(spec.prompt)
+    backend.execute(
+        StepPlan(
+            step=0,
+            ids=(spec.request_id,),
+            starts=(0,),
+            counts=(size,),
+            new_blocks=((0,),),
+            samples=(True,),
+            admitted=(Admission(spec, (), 0),),
+        )
+    )
+    backend.execute(
+        StepPlan(step=1, ids=(spec.request_id,), starts=(size,), counts=(1,), new_blocks=((),), samples=(True,))
+    )
+    backend.execute(
+        StepPlan(step=2, ids=(), starts=(), counts=(), new_blocks=(), samples=(), released=(spec.request_id,))
+    )
