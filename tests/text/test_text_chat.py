@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.text.conftest import EOS, byte_fallback_bpe
 
 from paceline.errors import BadRequest, CorruptModel
 from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
+from tests.text.conftest import EOS, byte_fallback_bpe
 
 FOLDER = Path(__file__).parent / "templates"
 TEMPLATES = {file.stem: file.read_text(encoding="utf-8") for file in sorted(FOLDER.glob("*.jinja"))}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from tests.text.conftest import EOS, KINDS
 
 from paceline.text.decoding import REPLACEMENT
 from paceline.text.stream import TextStream
 from paceline.text.tokenizer import Tokenizer
+from tests.text.conftest import EOS, KINDS
 
 SMALL = {name: Tokenizer(make(), EOS, None) for name, make in KINDS.items()}
 EXPECTED_KINDS = {"suffix": "window", "byte_level": "byte-level"}

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.text.conftest import byte_fallback_bpe
 
 from paceline.core.step import TokenLogprob
 from paceline.errors import CorruptModel, ModelNotFound
 from paceline.text.logprobs import FLOOR, CompletionLogprobs, chat_entries
 from paceline.text.stream import ShownToken
 from paceline.text.tokenizer import Tokenizer
+from tests.text.conftest import byte_fallback_bpe
 
 
 @given(text=st.text(max_size=60))

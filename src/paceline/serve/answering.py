@@ -1,0 +1,138 @@
+"""The way that both generating endpoints share: check, prepare, run, answer whole or streamed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, ClassVar, Generic, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from paceline.serve.context import ServerContext
+from paceline.serve.exchange import EventStream, JsonResponse, describe_error, read_json, unless_gone
+from paceline.serve.fields import check_fields
+from paceline.serve.generation import Generation
+from paceline.serve.keys import ANONYMOUS, Caller
+from paceline.serve.prepare import Job, Model, Preparer, new_id
+from paceline.serve.schemas import Sampling, field_names, parse_body
+from paceline.serve.traffic import Traffic, resolve_traffic
+
+log = logging.getLogger("paceline.serve")
+BodyT = TypeVar("BodyT", bound=Sampling)
+
+
+class Answer(ABC, Generic[BodyT]):
+    """One answer on its way out; a subclass knows the shape of its endpoint."""
+
+    id_prefix: ClassVar[str]
+
+    def __init__(self, model: Model, body: BodyT, traffic: Traffic) -> None:
+        self.id = new_id(self.id_prefix)
+        self._model = model
+        self._body = body
+        self._traffic = traffic
+        self._created = int(time.time())
+
+    @abstractmethod
+    async def jobs(self, preparer: Preparer) -> list[Job]:
+        """What to ask of the engine. Raises BadRequest."""
+
+    @abstractmethod
+    async def whole(self, generation: Generation) -> dict[str, Any]:
+        """The answer as one object."""
+
+    @abstractmethod
+    def streamed(self, generation: Generation) -> AsyncGenerator[bytes]:
+        """The answer as server-sent events; each body holds those that belong together."""
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        envelope = {
+            "id": self.id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model.name,
+            "choices": choices,
+            "system_fingerprint": self._model.fingerprint,
+        }
+        if self._traffic.tier is not None:
+            envelope["service_tier"] = self._traffic.tier
+        return envelope
+
+    def _usage_wanted(self) -> tuple[bool, bool]:
+        """Whether a stream reports usage at its end, and with every chunk."""
+        options = self._body.stream_options
+        at_end = bool(options and options.include_usage)
+        return at_end, at_end and bool(options and options.continuous_usage_stats)
+
+
+def context_of(request: Request) -> ServerContext:
+    """The server that this request came to."""
+    context = request.app.state.context
+    assert isinstance(context, ServerContext)
+    return context
+
+
+def caller_of(request: Request) -> Caller:
+    """Who sent it; the middleware found out."""
+    caller = request.scope.get("state", {}).get("caller", ANONYMOUS)
+    assert isinstance(caller, Caller)
+    return caller
+
+
+async def answer_request(
+    request: Request, kind: type[BodyT], off: Mapping[str, tuple[Any, ...]], answer_kind: type[Answer[BodyT]]
+) -> Response:
+    """Handle a generating request from its body to the last byte."""
+    began = time.monotonic()
+    context = context_of(request)
+    raw = await read_json(request, context.settings)
+    body = parse_body(kind, raw)
+    check_fields(raw, field_names(kind), off, strict=context.settings.strict_fields)
+    model = await context.named_model(body.model)
+    caller = caller_of(request)
+    wanted = body.paceline.traffic_class if body.paceline is not None else None
+    traffic = resolve_traffic(body.service_tier, wanted, caller)
+    answer = answer_kind(model, body, traffic)
+    jobs = await answer.jobs(Preparer(model, context.settings, caller))
+    context.metrics.choices.observe(body.n or 1)
+    log.info(
+        "request %s: %d choices, %d prompt tokens, max_tokens %d%s",
+        answer.id,
+        len(jobs),
+        len(jobs[0].spec.prompt),
+        jobs[0].spec.sampling.max_tokens,
+        ", streamed" if body.stream else "",
+    )
+    generation = Generation(context.engine, jobs, model.tokenizer, context.metrics, began)
+    if body.stream:
+        return EventStream(_stream(context, generation, answer), context.settings, _error_hook(context))
+    return JsonResponse(await unless_gone(request.receive, _whole(context, generation, answer)))
+
+
+async def _whole(context: ServerContext, generation: Generation, answer: Answer[Any]) -> dict[str, Any]:
+    with context.running():
+        async with generation:
+            return await answer.whole(generation)
+
+
+async def _stream(context: ServerContext, generation: Generation, answer: Answer[Any]) -> AsyncGenerator[bytes]:
+    with context.running():
+        async with generation, aclosing(answer.streamed(generation)) as bodies:
+            async for body in bodies:
+                yield body
+
+
+def _error_hook(context: ServerContext) -> Callable[[Exception], None]:
+    def note(error: Exception) -> None:
+        status, body, _ = describe_error(error)
+        context.metrics.note_error(status, body["error"]["code"] or "")
+        if status == 500:
+            log.error("a stream failed: %s", error, exc_info=error)
+        else:
+            log.info("a stream ended with an error: %s", error)
+
+    return note

@@ -1,0 +1,233 @@
+"""Bodies in, bytes out: reading under limits, answering, streaming, and noticing that the client has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing, suppress
+from typing import Any, TypeVar
+
+import msgspec
+import pydantic_core
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from paceline.errors import BadRequest, EngineDead, EngineError, EngineNotReady, Overloaded, RequestError, TooLarge
+from paceline.serve.settings import ServeSettings
+
+log = logging.getLogger("paceline.serve")
+_T = TypeVar("_T")
+_json = msgspec.json.Encoder()
+NOT_READY_RETRY_S = 5
+
+
+class UnsupportedMediaType(RequestError):
+    """415: not JSON."""
+
+    status = 415
+
+
+class SlowBody(RequestError):
+    """408: the body did not arrive in time."""
+
+    status = 408
+
+
+def encode_json(value: Any) -> bytes:
+    """Compact UTF-8 JSON."""
+    return _json.encode(value)
+
+
+class JsonResponse(Response):
+    """A whole answer."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return encode_json(content)
+
+
+async def read_json(request: Request, settings: ServeSettings) -> dict[str, Any]:
+    """The body as a JSON object. The limit holds while reading: what is over it is never kept.
+
+    Raises TooLarge, SlowBody, UnsupportedMediaType, BadRequest; ClientDisconnect.
+    """
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        # Also what keeps web pages from posting here unasked: a browser sends this type only after asking (CORS).
+        raise UnsupportedMediaType(f"content-type should be application/json, not {kind[:64]!r}")
+    try:
+        async with asyncio.timeout(settings.body_timeout_s):
+            raw = await _read_body(request, settings.max_body_bytes)
+    except TimeoutError:
+        raise SlowBody(f"the body did not arrive within {settings.body_timeout_s:g} s") from None
+    try:
+        body = pydantic_core.from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise BadRequest("the body should be a JSON object")
+    return body
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    said = request.headers.get("content-length", "")
+    if said.isdecimal() and int(said) > limit:
+        raise TooLarge(f"the body has {said} bytes and this server takes {limit}", code="body_too_large")
+    raw = bytearray()
+    async for chunk in request.stream():
+        if len(raw) + len(chunk) > limit:
+            raise TooLarge(f"the body is over {limit} bytes, the most this server takes", code="body_too_large")
+        raw += chunk
+    return bytes(raw)
+
+
+def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """HTTP status, body in OpenAI's shape, and headers, for any exception."""
+    status, kind, param, code = 500, "server_error", None, "internal_error"
+    message = "internal error; the server's log has more under this request id"
+    headers: dict[str, str] = {}
+    if isinstance(error, RequestError):
+        status, kind, param, code, message = error.status, error.kind, error.param, error.code or "", str(error)
+        if isinstance(error, Overloaded):
+            headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+        if isinstance(error, TooLarge | SlowBody):
+            headers["connection"] = "close"  # the rest of the body stays unread
+        if status == 401:
+            headers["www-authenticate"] = "Bearer"
+    elif isinstance(error, EngineNotReady | EngineDead):
+        dead = isinstance(error, EngineDead)
+        status, code, message = 503, "engine_dead" if dead else "engine_not_ready", str(error)
+        headers["retry-after"] = str(NOT_READY_RETRY_S)
+    elif isinstance(error, EngineError):
+        code, message = "engine_error", str(error)
+    elif isinstance(error, HTTPException):
+        status, kind, message = error.status_code, "invalid_request_error", error.detail
+        code = {404: "not_found", 405: "method_not_allowed"}.get(status, "")
+        kind = "not_found_error" if status == 404 else kind
+        headers |= dict(error.headers or {})
+    return status, {"error": {"message": message, "type": kind, "param": param, "code": code or None}}, headers
+
+
+def error_response(error: Exception) -> JsonResponse:
+    """The answer to a request that failed before anything was sent."""
+    status, body, headers = describe_error(error)
+    return JsonResponse(body, status_code=status, headers=headers)
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+    """Do `work` while watching the connection. Raises ClientDisconnect, with `work` cancelled, when the client goes.
+
+    The body must have been read: from then on the one thing that can be received is the end.
+    """
+    working = asyncio.ensure_future(work)
+    watching = asyncio.ensure_future(_wait_gone(receive))
+    try:
+        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        watching.cancel()
+        if not working.done():
+            working.cancel()
+            await asyncio.wait({working})
+        if not working.cancelled():
+            working.exception()  # whatever it was no longer matters to anybody
+
+
+async def _wait_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def sse(value: Any) -> bytes:
+    """One server-sent event."""
+    return b"data: " + encode_json(value) + b"\n\n"
+
+
+DONE = b"data: [DONE]\n\n"
+_PING = b": keep-alive\n\n"
+
+
+class EventStream(Response):
+    """Server-sent events from an iterator of bodies.
+
+    The status is decided by the first body: an error before it is an ordinary error answer, one after it is an error
+    event that ends the stream. Silence is broken by comments. Only this connection's own task ever waits for this
+    reader, and not for longer than `write_timeout_s`.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(
+        self, bodies: AsyncGenerator[bytes], settings: ServeSettings, on_error: Callable[[Exception], None]
+    ) -> None:
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._bodies = bodies
+        self._settings = settings
+        self._on_error = on_error
+        self._began = False
+        self._spoke = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await unless_gone(receive, self._run(scope, receive, send))
+
+    async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
+        pinging = asyncio.ensure_future(self._ping(send))
+        try:
+            async with aclosing(self._bodies) as bodies:
+                async for body in bodies:
+                    await self._write(send, body)
+        except _ReaderStuck:
+            raise ClientDisconnect from None
+        except Exception as error:
+            self._on_error(error)
+            if not self._began:
+                pinging.cancel()
+                await error_response(error)(scope, receive, send)
+                return
+            _, shape, _ = describe_error(error)
+            await self._write(send, sse(shape))
+        finally:
+            pinging.cancel()
+        await self._begin(send)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, send: Send, body: bytes) -> None:
+        await self._begin(send)
+        self._spoke = True
+        try:
+            async with asyncio.timeout(self._settings.write_timeout_s):
+                await send({"type": "http.response.body", "body": body, "more_body": True})
+        except TimeoutError:
+            log.info("the reader took nothing for %g s; ending its stream", self._settings.write_timeout_s)
+            raise _ReaderStuck from None
+
+    async def _begin(self, send: Send) -> None:
+        if not self._began:
+            self._began = True
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+
+    async def _ping(self, send: Send) -> None:
+        """Proxies close what is silent: a queue may be long, and a token far away."""
+        while True:
+            await asyncio.sleep(self._settings.keepalive_s)
+            if not self._spoke:
+                with suppress(_ReaderStuck):  # the next write of the stream itself ends it
+                    await self._write(send, _PING)
+            self._spoke = False
+
+
+class _ReaderStuck(Exception):
+    """A write took too long."""
+
+
+def plain_headers(scope: Scope) -> Mapping[str, str]:
+    """The request's headers by lower-case name; the last of a repeated one."""
+    return {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

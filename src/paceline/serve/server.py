@@ -1,0 +1,233 @@
+"""The server as a process: listen, start the engine, drain on a signal, and an exit code that tells the truth.
+
+    0   stopped as asked
+    1   the engine died for good
+
+A first SIGTERM or SIGINT drains: new requests get 503 (so does /ready), running ones have `drain_s` to finish. A second
+one ends them now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import signal
+import socket
+import ssl
+from collections.abc import Callable, Generator
+from typing import Any
+
+import uvicorn
+
+from paceline.engine.messages import EngineInfo
+from paceline.errors import ConfigError
+from paceline.serve.app import create_app
+from paceline.serve.context import ServerContext
+from paceline.serve.engine_port import Engine
+from paceline.serve.settings import ServeSettings
+from paceline.text.tokenizer import Tokenizer
+
+log = logging.getLogger("paceline.serve")
+_LINGER_S = 5.0  # for last bytes to go out once nothing runs any more
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+OnListening = Callable[[str], None]
+OnReady = Callable[[str, EngineInfo], None]
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own ideas about signals."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def run(
+    engine: Engine,
+    settings: ServeSettings,
+    *,
+    tokenizer: Tokenizer | None = None,
+    on_listening: OnListening | None = None,
+    on_ready: OnReady | None = None,
+) -> int:
+    """Serve until told to stop; the exit code.
+
+    `on_listening(url)` is called once the port is bound, `on_ready(url, info)` once requests are answered. Raises
+    ConfigError for a port or certificate that cannot be used, and whatever kept the engine from starting.
+    """
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(engine, settings, tokenizer=tokenizer, on_listening=on_listening, on_ready=on_ready))
+
+
+async def serve(
+    engine: Engine,
+    settings: ServeSettings,
+    *,
+    tokenizer: Tokenizer | None = None,
+    on_listening: OnListening | None = None,
+    on_ready: OnReady | None = None,
+) -> int:
+    """`run` on an event loop that exists already; signals are handled where this is the main thread."""
+    bound = bind(settings.host, settings.port)
+    try:
+        server = Server(engine, settings, bound, tokenizer)
+        if on_listening is not None:
+            on_listening(server.url)
+        return await server.serve(on_ready)
+    finally:
+        bound.close()
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket. Raises ConfigError, in one line, when the port is taken or the address is not ours."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        bound.bind(address)
+        bound.listen(2048)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(f"port {port} on {host} is in use; choose another with --port") from error
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"port {port} needs more rights than this user has; choose one above 1023") from error
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
+    bound.setblocking(False)
+    return bound
+
+
+class Server:
+    """One serving process around an engine. `stop()` may be called from the event loop, twice to hurry."""
+
+    def __init__(
+        self, engine: Engine, settings: ServeSettings, bound: socket.socket, tokenizer: Tokenizer | None = None
+    ) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._bound = bound
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        app = create_app(engine, settings, tokenizer)
+        self.context: ServerContext = app.state.context
+        self._uvicorn = _Uvicorn(_uvicorn_config(app, settings))
+        if not settings.keys and settings.host not in _LOOPBACK:
+            log.warning("listening on %s without any API key: whoever reaches this port may use it", settings.host)
+
+    @property
+    def url(self) -> str:
+        """Where to reach it from this machine."""
+        host, port = self._bound.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
+        return f"{'https' if self._settings.tls_certfile else 'http'}://{shown}:{port}"
+
+    def stop(self) -> None:
+        """Drain and end; called again, end now."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def serve(self, on_ready: OnReady | None = None) -> int:
+        """Serve until stopped; the exit code. Raises what kept the engine from starting."""
+        with self._signals():
+            listening = asyncio.create_task(self._uvicorn.serve(sockets=[self._bound]))
+            working = asyncio.create_task(self._work(on_ready))
+            try:
+                await asyncio.wait({listening, working}, return_when=asyncio.FIRST_COMPLETED)
+                return await working if working.done() else 1
+            finally:
+                working.cancel()
+                await self._engine.close()
+                self._uvicorn.should_exit = True
+                await asyncio.wait({listening, working})
+
+    async def _work(self, on_ready: OnReady | None) -> int:
+        """Start, serve, drain."""
+        stopping = asyncio.create_task(self._stop.wait())
+        starting = asyncio.create_task(self._engine.start())
+        try:
+            await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if not starting.done():
+                return 0  # stopped before it was ready
+            info = await starting
+            await self.context.model()  # a tokenizer that does not fit ends the start
+            if on_ready is not None:
+                on_ready(self.url, info)
+            dying = asyncio.create_task(self._engine.wait_dead())
+            await asyncio.wait({dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if dying.done():
+                log.error("the engine is dead; stopping: %s", dying.result())
+                await asyncio.sleep(0)  # let the streams learn it
+                return 1
+            dying.cancel()
+            await self._drain()
+            return 0
+        finally:
+            stopping.cancel()
+            starting.cancel()
+
+    async def _drain(self) -> None:
+        self.context.draining = True
+        log.info("draining: no new requests, up to %g s for those that run", self._settings.drain_s)
+        waits = [asyncio.create_task(event.wait()) for event in (self.context.idle, self._hurry)]
+        await asyncio.wait(waits, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if not self.context.idle.is_set():
+            log.warning("ending the requests that still run")
+
+    @contextlib.contextmanager
+    def _signals(self) -> Generator[None]:
+        loop = asyncio.get_running_loop()
+        handled = (signal.SIGTERM, signal.SIGINT)
+        try:
+            for number in handled:
+                loop.add_signal_handler(number, self.stop)
+        except (NotImplementedError, ValueError, RuntimeError):  # not the main thread, or no such thing here
+            yield
+            return
+        try:
+            yield
+        finally:
+            for number in handled:
+                loop.remove_signal_handler(number)
+
+
+def _uvicorn_config(app: Any, settings: ServeSettings) -> uvicorn.Config:
+    config = uvicorn.Config(
+        app,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,  # we write our own, with request ids
+        proxy_headers=False,
+        server_header=False,
+        timeout_keep_alive=75,
+        timeout_graceful_shutdown=int(_LINGER_S),
+        ssl_certfile=settings.tls_certfile,
+        ssl_keyfile=settings.tls_keyfile,
+    )
+    try:
+        config.load()
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the TLS certificate {settings.tls_certfile} or key {settings.tls_keyfile} cannot be used: {error}"
+        ) from error
+    return config
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop  # type: ignore[no-any-return]
