@@ -7,6 +7,7 @@ A policy looks at `running`, `waiting` and `budget`, and writes its decision by 
 from __future__ import annotations
 
 from collections import OrderedDict
+from math import inf
 
 from paceline.core.kv import KVCache
 from paceline.core.protocols import CostModel
@@ -27,6 +28,7 @@ class Desk:
         budget: int,
         max_num_seqs: int,
         cost: CostModel | None = None,
+        tightest_ttft_s: float = inf,
     ) -> None:
         self.kv = kv
         self.running = running  # in order of admission
@@ -35,6 +37,7 @@ class Desk:
         self.budget = budget  # tokens that may still be given in this step
         self.max_num_seqs = max_num_seqs
         self.cost = cost  # None, or not `ready`: nobody knows yet how long a step takes
+        self.tightest_ttft_s = tightest_ttft_s  # of all classes: what a newcomer may be promised
         self.predicted_s: float | None = None  # for the plan: what the policy expects the step to take
         self.bound_by = Bound.NOTHING  # for the plan: what kept the step from being larger
         self.preempted: list[Request] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass
+from math import inf
 
 from paceline.core.config import SchedulerConfig
 from paceline.core.desk import Desk
@@ -53,6 +54,7 @@ class Scheduler:
         self.config = config
         self.cost = cost
         self._classes = {kind.name: kind for kind in config.classes}
+        self._tightest_ttft_s = min((k.ttft_s for k in config.classes if k.ttft_s is not None), default=inf)
         self._policy = make_policy(config.policy, config.policy_options)
         self._kv = KVCache(
             config.num_blocks, config.block_size, prefix_caching=config.prefix_caching, namespace=config.namespace
@@ -83,7 +85,8 @@ class Scheduler:
         if kind is None:
             message = f"traffic class is {spec.traffic_class!r}; it must be one of {', '.join(self._classes)}"
             return Rejected(spec.request_id, RejectReason.UNKNOWN_CLASS, message)
-        request = Request(spec, kind, now, max_model_len=config.max_model_len)
+        arrived_s = now if spec.sent_s is None else min(now, spec.sent_s)
+        request = Request(spec, kind, arrived_s, max_model_len=config.max_model_len)
         if request.known >= config.max_model_len:
             message = (
                 f"the prompt has {request.known} tokens, the context holds {config.max_model_len} "
@@ -221,6 +224,7 @@ class Scheduler:
             budget=self.config.max_num_batched_tokens,
             max_num_seqs=self.config.max_num_seqs,
             cost=self.cost,
+            tightest_ttft_s=self._tightest_ttft_s,
         )
 
     def _end(

@@ -23,6 +23,7 @@ class RequestSpec:
     cache_salt: str = ""  # requests share prefix-cache blocks only with those of the same salt
     priority: int = 0  # lower is earlier, for policies that look at it
     traffic_class: str = DEFAULT_CLASS
+    sent_s: float | None = None  # when the client's request came, on the clock of `now`; None: when it is submitted
     tenant: str = ""  # whose traffic it is; tenants of a class share it fairly
     # Targets of this request in place of its class's; None keeps the class's.
     ttft_s: float | None = None

@@ -2,14 +2,15 @@
 
 Everyone who generates gets a token in every step. The earliest of their next-token deadlines says how long the step may
 take, the cost model says how many prefill tokens fit into that time, and those go to whoever's first token is due
-first. When nobody generates, a step may be as large as memory allows. When even decoding alone is too slow for the
-promise, obeying would only starve newcomers: steps then grow to where a prefill token no longer pays for the delay.
+first. When nobody generates, a step is as large as memory allows and as the next newcomer could bear. When decoding
+alone is too slow for the promise, obeying would only starve newcomers: a step then takes twice what its decodes take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from enum import Enum
 from math import inf
 
 from paceline.core.classes import Overload
@@ -21,6 +22,14 @@ from paceline.core.shape import StepShape
 from paceline.core.step import Bound, Rejected, RejectReason
 
 
+class Late(Enum):
+    """How a request stands in line."""
+
+    NO = "no"  # its first token can come in time
+    SHARE = "share"  # it cannot, and is served from the share kept for those
+    YES = "yes"  # it cannot, and nobody else wants the time
+
+
 @dataclass
 class Slo(Policy):
     """Holds stated times to first token and between tokens, for as many as can have them."""
@@ -29,7 +38,7 @@ class Slo(Policy):
     floor: int = 16  # prefill tokens that go ahead at least every `patience` steps, whatever the deadlines say
     patience: int = 8
     untested_budget: int = 128  # prefill tokens of a step while the cost model is not ready
-    idle_share: float = 0.5  # share of the tightest ttft that one step may take when nobody generates
+    step_share: float = 0.5  # share of the tightest ttft that one step may take: who comes during it has to wait
     late_share: float = 0.1  # share of the prefill tokens kept for late requests, so that they age out of waiting
     stretch: float = 2.0  # when the promise cannot be kept: a step takes at most this many times its decodes
     partial: int = 4  # prompts that may be under way at once; each holds memory and gives nothing yet
@@ -58,17 +67,24 @@ class Slo(Policy):
         limit_s = self._limit_s(desk, shape)
         prefilled = 0
         for request, late in self._turns(desk):
-            size, start = self._size(desk, shape, request, limit_s)
+            start = request.planned if request.holds_kv else request.known - desk.uncached(request)
+            wanted = request.known - start
+            if late is Late.SHARE:
+                wanted = min(wanted, max(1, int(self._credit)))
+            size = self._size(desk, shape, start, min(wanted, desk.budget), limit_s)
+            if size < wanted:
+                desk.bound_by = Bound.DEADLINE if size < desk.budget else Bound.BUDGET
             if size <= 0:
-                desk.bound_by = Bound.DEADLINE if desk.budget > 0 else Bound.BUDGET
                 break
             if not self._give(desk, request, size):
                 desk.bound_by = Bound.MEMORY
                 break
             shape = shape.plus(start, size)
             prefilled += size
-            self._credit = self._credit - size if late else self._credit + self.late_share * size
+            self._credit += self.late_share * size if late is Late.NO else -size
             self._line.charge(request, size)
+            if size < wanted:
+                break
         self._credit = max(0.0, min(self._credit, 4096.0))
         self._starving = 0 if prefilled or desk.bound_by is Bound.NOTHING else self._starving + 1
         if desk.cost is not None and desk.cost.ready and desk.rows:
@@ -109,22 +125,20 @@ class Slo(Policy):
         """How long this step may take; inf while nobody can say."""
         if desk.cost is None or not desk.cost.ready:
             return inf
+        waiting = (request.deadline_s - request.arrived_s for request in desk.waiting.values())
+        newcomer_s = self.step_share * min(desk.tightest_ttft_s, min(waiting, default=inf))
         if not desk.rows:
-            tightest = min((request.deadline_s - request.arrived_s for request in desk.waiting.values()), default=inf)
-            return self.idle_share * tightest
-        left_s = min(map(self._next_token_s, desk.rows)) - desk.now
+            return newcomer_s
+        due_s = min(map(self._next_token_s, desk.rows)) - desk.now
         alone_s = desk.cost.predict(decodes).high
-        return left_s if left_s >= alone_s else self.stretch * alone_s
+        return min(due_s if due_s >= alone_s else self.stretch * alone_s, newcomer_s)
 
-    def _size(self, desk: Desk, shape: StepShape, request: Request, limit_s: float) -> tuple[int, int]:
-        """The most tokens of this prefill that keep the step within its limit, and where it starts."""
-        waits = not request.holds_kv
-        start = request.known - desk.uncached(request) if waits else request.planned
-        most = min(request.known - start if waits else request.todo, desk.budget)
+    def _size(self, desk: Desk, shape: StepShape, start: int, most: int, limit_s: float) -> int:
+        """The most tokens of a prefill from `start` on that keep the step within its limit."""
         if desk.cost is None or not desk.cost.ready:
-            return min(most, self.untested_budget if desk.rows else most), start
+            return min(most, self.untested_budget) if desk.rows else most
         if limit_s == inf:
-            return most, start
+            return most
         low, high = 0, most  # predicted times never fall as tokens are added
         while low < high:
             middle = (low + high + 1) // 2
@@ -135,32 +149,36 @@ class Slo(Policy):
         nobody_yet = shape.tokens == shape.rows  # no prefill in this step so far
         if nobody_yet and (self._starving >= self.patience or not desk.rows):
             low = max(low, min(self.floor, most))
-        return low, start
+        return low
 
-    def _turns(self, desk: Desk) -> Iterator[tuple[Request, bool]]:
-        """Prompts under way and waiting requests in order of urgency, each with whether it is late."""
+    def _turns(self, desk: Desk) -> Iterator[tuple[Request, Late]]:
+        """Prompts under way and waiting requests in order of urgency."""
 
         def makes_it(request: Request) -> bool:
             return request.deadline_s == inf or desk.now + self._backlog.own_s(desk, request) <= request.deadline_s
 
-        under_way = sorted(
-            (request for request in desk.running if request.prefilling and request.todo),
-            key=lambda request: (not makes_it(request), request.deadline_s, request.arrived_s),
-        )
+        under_way = [request for request in desk.running if request.prefilling and request.todo]
+        under_way.sort(key=lambda request: (request.deadline_s, request.arrived_s))
+        punctual = [request for request in under_way if makes_it(request)]
+        late = [request for request in under_way if not makes_it(request)]
         begun = len(under_way)
         while desk.budget > 0:
-            head, late = self._line.punctual(makes_it), False
-            aside = self._line.late()
+            may_begin = desk.room > 0 and begun < self.partial
+            head = self._line.punctual(makes_it) if may_begin else None
+            if punctual and (head is None or not self._line.before(head, punctual[0])):
+                head = punctual[0]
+            aside = late[0] if late else self._line.late() if may_begin else None
             if aside is not None and (head is None or self._credit >= self.floor):
-                head, late = aside, True
-            first = under_way[0] if under_way else None
-            if first is not None and (head is None or late or first.deadline_s <= head.deadline_s):
-                yield under_way.pop(0), first.deadline_s < desk.now
-            elif head is None or desk.room <= 0 or begun >= self.partial:
-                return
+                begun += not aside.holds_kv
+                del late[:1]
+                yield aside, Late.YES if head is None else Late.SHARE
+            elif head is not None:
+                begun += not head.holds_kv
+                if punctual and head is punctual[0]:
+                    del punctual[0]
+                yield head, Late.NO
             else:
-                yield head, late
-                begun += head.prefilling
+                return
 
     def _give(self, desk: Desk, request: Request, size: int) -> bool:
         if request.holds_kv:

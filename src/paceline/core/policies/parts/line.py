@@ -50,6 +50,13 @@ class Line:
         """Whether more than one tenant uses the class, so that charging makes a difference."""
         return len(self._classes.get(kind, ())) > 1
 
+    def before(self, one: Request, other: Request) -> bool:
+        """Whether `one` goes before `other`: tenants of a class by what they had, all others by deadline."""
+        if one.kind is other.kind and one.spec.tenant != other.spec.tenant:
+            tenants = self._classes[one.kind.name]
+            return tenants[one.spec.tenant].served < tenants[other.spec.tenant].served
+        return one.deadline_s < other.deadline_s
+
     def punctual(self, makes_it: Callable[[Request], bool]) -> Request | None:
         """Who is next among those whose first token can still come in time."""
         best: Entry | None = None
