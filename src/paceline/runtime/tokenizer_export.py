@@ -6,6 +6,7 @@ slow one, is converted by transformers once, and the result kept with a note of 
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from importlib.metadata import version
@@ -34,8 +35,7 @@ def export_tokenizer(model_path: str | Path, out_dir: str | Path, *, vocab_size:
     """
     source, target = Path(model_path), Path(out_dir)
     if source.is_file():
-        digest = GGUFFile(source).header_digest()
-        folder = _convert(source, target, digest, source.parent, gguf_file=source.name)
+        folder = _from_gguf(source, target)
     elif not source.is_dir():
         raise ModelNotFound(f"{source}: no such file or folder")
     elif (source / "tokenizer.json").is_file():
@@ -62,6 +62,14 @@ def check_fits(folder: Path, vocab_size: int) -> None:
         )
 
 
+def _from_gguf(source: Path, target: Path) -> Path:
+    file = GGUFFile(source)
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    if not tokens:
+        raise UnsupportedModel(f"{source}: no tokenizer in this file; use the model's Hugging Face folder instead")
+    return _convert(source, target, file.header_digest(), source.parent, limit=len(tokens), gguf_file=source.name)
+
+
 def _folder_digest(source: Path) -> str:
     """Of the files a slow tokenizer is made from."""
     files = [source / name for name in TOKENIZER_FILES if (source / name).is_file()]
@@ -70,8 +78,11 @@ def _folder_digest(source: Path) -> str:
     return files_digest(files)
 
 
-def _convert(source: Path, target: Path, digest: str, folder: Path, **where: Any) -> Path:
-    """`target` with the tokenizer that transformers finds in `folder`, made now unless it is there."""
+def _convert(source: Path, target: Path, digest: str, folder: Path, *, limit: int | None = None, **where: Any) -> Path:
+    """`target` with the tokenizer that transformers finds in `folder`, made now unless it is there.
+
+    `limit` is how many tokens the source has; tokens beyond it are the converter's and are dropped.
+    """
     note = f"{_FORMAT} transformers-{version('transformers')} {digest}\n"
     made_from = _made_from(target)
     if made_from == note:
@@ -92,12 +103,37 @@ def _convert(source: Path, target: Path, digest: str, folder: Path, **where: Any
             raise UnsupportedModel(f"{source}: transformers cannot convert its tokenizer: {reason}") from error
         if not (part / "tokenizer.json").is_file():
             raise UnsupportedModel(f"{source}: its tokenizer has no fast form (no tokenizer.json came of it)")
+        if limit is not None:
+            _drop_inventions(part, limit)
         (part / _NOTE).write_text(note, encoding="utf-8")
         part.chmod(0o755)
         _publish(part, target, note)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return target
+
+
+def _drop_inventions(folder: Path, limit: int) -> None:
+    """Remove added tokens with ids from `limit` on.
+
+    The class that transformers builds for a byte-level vocabulary adds its own default special token where the file
+    has none of that name (Llama 3's, for one): an id for which the model has no embedding.
+    """
+    path = folder / "tokenizer.json"
+    content = read_json(path)
+    added = content.get("added_tokens") or []
+    invented = {entry["content"] for entry in added if entry["id"] >= limit}
+    if not invented:
+        return
+    content["added_tokens"] = [entry for entry in added if entry["id"] < limit]
+    path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
+    settings = folder / "tokenizer_config.json"
+    kept = {
+        key: value
+        for key, value in read_json(settings).items()
+        if not (key.endswith("_token") and isinstance(value, str) and value in invented)
+    }
+    settings.write_text(json.dumps(kept, ensure_ascii=False, indent=2), encoding="utf-8")
 
 
 def _made_from(target: Path) -> str | None:

@@ -1,0 +1,268 @@
+"""load_model: which road, what it reports, what makes a namespace, and one clear line for everything it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gguf import GGMLQuantizationType
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.errors import ConfigError, CorruptModel, ModelError, ModelNotFound, UnsupportedModel
+from paceline.runtime.formats.config import config_from_hf
+from paceline.runtime.formats.digest import file_digest, files_digest
+from paceline.runtime.formats.folder import read_config
+from paceline.runtime.formats.gguf_file import GGUFFile
+from paceline.runtime.formats.safetensors import SINGLE, SafetensorsWeights
+from paceline.runtime.formats.weights import expected_shapes
+from paceline.runtime.load import load_model
+from tests.runtime.gguf_files import encode, reference_model, write_gguf
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A tiny Llama."""
+    save(tmp_path)
+    return tmp_path
+
+
+def save(folder: Path, family: str = "Llama", seed: int = 0, **changes: Any) -> None:
+    torch.manual_seed(seed)
+    config = getattr(transformers, f"{family}Config")(**{**SIZES, **changes})
+    getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    tensors = load_file(folder / SINGLE)
+    change(tensors)
+    save_file(tensors, folder / SINGLE, metadata={"format": "pt"})
+
+
+def test_what_a_native_model_reports(folder: Path) -> None:
+    told: list[tuple[str, float]] = []
+    loaded = load_model(folder, progress=lambda stage, done: told.append((stage, done)))
+    info = loaded.info
+    assert (info.name, info.architecture, info.road) == (folder.name, "LlamaForCausalLM", "native")
+    assert (info.vocab_size, info.max_model_len, info.num_layers, info.eos_token_ids) == (64, 128, 2, (2,))
+    assert (info.dtype, info.device) == ("float32", "cpu")
+    assert info.kv_bytes_per_token == 2 * 2 * (8 + 8) * 4
+    assert info.weights_bytes == sum(t.nbytes for t in load_file(folder / SINGLE).values())
+    assert loaded.model.vocab_size == 64
+    fractions = [done for stage, done in told if stage == "read"]
+    assert fractions == sorted(set(fractions))
+    assert fractions[-1] == 1.0
+
+
+@pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen3Moe"])
+def test_each_native_family_has_exactly_the_tensors_expected(family: str, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"num_local_experts": 2, "num_experts": 2, "num_experts_per_tok": 1, "head_dim": 8}
+    if family == "Qwen3Moe":
+        changes |= {"moe_intermediate_size": 16, "mlp_only_layers": [1]}
+    save(tmp_path, family, **changes)
+    weights = SafetensorsWeights(tmp_path, torch.float32)
+    expected = dict(expected_shapes(config_from_hf(read_config(tmp_path))))
+    assert {name: weights.shape(name) for name in weights} == expected
+    assert load_model(tmp_path).info.road == "native"
+
+
+def test_what_no_family_of_ours_runs_takes_the_other_road(tmp_path: Path) -> None:
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
+    save(tmp_path, rope_parameters=rope | {"original_max_position_embeddings": 128})
+    assert load_model(tmp_path).info.road == "transformers"
+    save(tmp_path, hidden_act="mish")
+    assert load_model(tmp_path).info.road == "transformers"
+    save(tmp_path)
+    assert load_model(tmp_path).info.road == "native"
+
+
+def test_contexts(tmp_path: Path) -> None:
+    def longest(limit: int | None = None, **rope: Any) -> tuple[int, int]:
+        save(tmp_path, rope_parameters={"rope_theta": 1e4, **rope} if rope else None)
+        info = load_model(tmp_path, max_model_len=limit).info
+        return info.max_model_len, len(info.notes)
+
+    assert longest() == (128, 0)
+    assert longest(40) == (40, 0)
+    assert longest(rope_type="yarn", factor=4.0, original_max_position_embeddings=128) == (512, 0)
+    assert longest(rope_type="linear", factor=4.0) == (128, 0)
+    assert longest(rope_type="dynamic", factor=4.0) == (128, 0)
+    assert longest(512, rope_type="dynamic", factor=4.0) == (512, 1)
+    with pytest.raises(ConfigError, match="max_model_len is 0"):
+        load_model(tmp_path, max_model_len=0)
+
+
+# Namespaces
+
+
+def test_a_namespace_follows_the_content(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    cache = tmp_path_factory.mktemp("digests")
+    first = load_model(folder, cache_dir=cache).info.namespace
+    assert load_model(folder, cache_dir=cache).info.namespace == first == load_model(folder).info.namespace
+    assert len(first) == 64
+
+    seen = {first}
+
+    def is_new(**options: Any) -> bool:
+        now = load_model(folder, cache_dir=cache, **options).info.namespace
+        fresh = now not in seen
+        seen.add(now)
+        return fresh
+
+    assert is_new(dtype="bfloat16")
+    stat = (folder / SINGLE).stat()
+    change_weights(folder, lambda tensors: tensors["model.norm.weight"].add_(1e-3))
+    # The same name, size and time of change: what a careless sync leaves.
+    os.utime(folder / SINGLE, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    assert (folder / SINGLE).stat().st_size == stat.st_size
+    assert is_new()
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert is_new()
+    change_config(folder, rms_norm_eps=1e-3)
+    assert is_new()
+    (folder / "README.md").write_text("unrelated")
+    assert not is_new()
+
+
+def test_digests_are_of_content_and_kept(tmp_path: Path) -> None:
+    import hashlib
+
+    path, cache = tmp_path / "file", tmp_path / "cache"
+    path.write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    assert file_digest(path) == file_digest(path, cache) == digest
+    (entry,) = cache.iterdir()
+    entry.write_text("f" * 64)  # proof that the second look is not a second reading
+    assert file_digest(path, cache) == "f" * 64
+    path.write_bytes(b"WEIGHTS")
+    assert file_digest(path, cache) == hashlib.sha256(b"WEIGHTS").hexdigest()
+    (tmp_path / "other").write_bytes(b"")
+    assert files_digest([path, tmp_path / "other"]) != files_digest([tmp_path / "other", path])
+    (tmp_path / "blocked").write_text("a file where the cache folder would be")
+    assert file_digest(path, tmp_path / "blocked") == file_digest(path)
+
+
+# Refusals
+
+
+def refuses(path: Path, kind: type[ModelError], message: str) -> None:
+    with pytest.raises(kind, match=message) as caught:
+        load_model(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_files(tmp_path: Path) -> None:
+    refuses(tmp_path / "nowhere", ModelNotFound, "no such file or folder")
+    refuses(tmp_path, ModelNotFound, "no weights here")
+    save(tmp_path)
+    (tmp_path / "config.json").unlink()
+    refuses(tmp_path, ModelNotFound, r"no config\.json")
+
+
+def test_pickled_files(folder: Path) -> None:
+    path = folder / "model.pt"
+    path.write_bytes(b"\x80\x02")
+    refuses(path, UnsupportedModel, "pickled weights can run code")
+    (folder / SINGLE).rename(folder / "aside")
+    refuses(folder, UnsupportedModel, "only pickled weights")
+
+
+def test_a_missing_tensor(folder: Path) -> None:
+    change_weights(folder, lambda tensors: tensors.pop("model.layers.1.self_attn.k_proj.weight"))
+    refuses(folder, CorruptModel, r"tensor model\.layers\.1\.self_attn\.k_proj\.weight is missing")
+
+
+def test_a_wrong_shape(folder: Path) -> None:
+    change_config(folder, intermediate_size=50)
+    refuses(folder, CorruptModel, r"mlp\.gate_proj\.weight has shape \[48, 32\], the config asks for \[50, 32\]")
+
+
+def test_a_tensor_without_a_use(folder: Path) -> None:
+    bias = {"model.layers.0.self_attn.q_proj.bias": torch.ones(32)}
+    change_weights(folder, lambda tensors: tensors.update(bias))
+    refuses(folder, UnsupportedModel, r"no use for tensor model\.layers\.0\.self_attn\.q_proj\.bias")
+    change_weights(folder, lambda tensors: tensors.pop(next(iter(bias))))
+    harmless = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4), "score.weight": torch.ones(2)}
+    change_weights(folder, lambda tensors: tensors.update(harmless))
+    load_model(folder)
+
+
+def test_quantized_folders(folder: Path) -> None:
+    change_config(folder, quantization_config={"quant_method": "gptq", "bits": 4})
+    refuses(folder, UnsupportedModel, "quantized with 'gptq'")
+
+
+def test_settings_that_cannot_be_honoured(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="'float8' is not one of auto, float32, float16, bfloat16"):
+        load_model(folder, dtype="float8")
+    with pytest.raises(ConfigError, match="device 'abacus' is not known"):
+        load_model(folder, device="abacus")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match="sees no CUDA device"):
+            load_model(folder, device="cuda")
+
+
+# Memory
+
+
+def anonymous_bytes() -> int:
+    """This process's memory that is not a view of a file."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    pytest.skip("this system does not say how much memory is anonymous")
+
+
+@pytest.mark.parametrize("form", ["safetensors", "gguf"])
+def test_reading_holds_one_tensor_at_a_time(form: str, tmp_path: Path) -> None:
+    # 40 MiB each in float32: from 32 MiB on, the allocator gives memory back as soon as it is freed.
+    count, shape = 4, (5120, 2048)
+    read: Callable[[str], Tensor]
+    if form == "safetensors":
+        save_file({f"t{i}": torch.randn(shape, dtype=torch.bfloat16) for i in range(count)}, tmp_path / SINGLE)
+        weights = SafetensorsWeights(tmp_path, torch.float32)
+        names, read = list(weights), weights.__getitem__
+    else:
+        extra = {f"t{i}": torch.randn(shape).numpy() for i in range(count)}
+        write_gguf(tmp_path / "m.gguf", reference_model("llama"), "llama", GGMLQuantizationType.Q8_0, extra=extra)
+        file = GGUFFile(tmp_path / "m.gguf")
+        names, read = list(extra), lambda name: file.read(name, torch.float32)
+        del extra
+    size = 4 * shape[0] * shape[1]
+    before, peak = anonymous_bytes(), 0
+    for name in names:
+        assert read(name).shape == shape
+        peak = max(peak, anonymous_bytes() - before)
+    assert peak < size // 2  # nothing is left of a tensor that nobody holds
+    tensor = read(names[0])
+    assert size <= anonymous_bytes() - before + size // 2 < 2 * size
+    assert tensor.nbytes == size
+
+
+def test_quantized_rows_are_bytes() -> None:
+    import numpy as np
+
+    values = np.ones((4, 256), dtype=np.float32)
+    for kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q6_K):
+        assert encode(values, kind, np.random.default_rng(0)).shape[0] == 4
