@@ -85,6 +85,8 @@ class Slo(Policy):
             self._line.charge(request, size)
             if size < wanted:
                 break
+            if late is Late.NO:  # its first token comes at the end of this step, which must not be too late for it
+                limit_s = min(limit_s, request.deadline_s - desk.now)
         self._credit = max(0.0, min(self._credit, 4096.0))
         self._starving = 0 if prefilled or desk.bound_by is Bound.NOTHING else self._starving + 1
         if desk.cost is not None and desk.cost.ready and desk.rows:
