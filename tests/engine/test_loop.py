@@ -231,3 +231,15 @@ def test_every_accepted_request_ends_once_and_whole(
         assert len(tokens) == ledger.finished[request_id].output_tokens
     assert loop.live == ()
     assert scheduler.stats().kv_blocks_used == 0
+
+
+def test_a_policy_that_waits_on_purpose_is_not_a_stall() -> None:
+    policy = {"policy": "dynamic", "policy_options": (("batch_size", 4), ("delay_s", 0.2))}
+    loop = EngineLoop(make_scheduler(**policy), ChainBackend(), stall_limit=2)
+    loop.submit(spec("alone", (1, 2, 3), 2))
+    for _ in range(5):
+        assert loop.step() is None
+    assert loop.rest_s is not None
+    assert 0.0 < loop.rest_s <= 0.2
+    finished = [finish.request_id for events in loop.run() for finish in events.finished]
+    assert finished == ["alone"], "the batch closes when its delay is over"

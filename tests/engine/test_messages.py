@@ -49,7 +49,7 @@ SPEC = RequestSpec(
 )
 LOGPROBS = (TokenLogprob(5, -0.25, 1, ((5, -0.25), (7, -float("inf")))),)
 FINISH = Finish("a", FinishReason.STOP, stop_token=0, prompt_tokens=3, first_token_s=0.5)
-STATS = EngineStats(SchedulerStats(num_running=2), 7, 0.5, 90, 1, 0, StepSample(6, 0.01, 12, 2))
+STATS = EngineStats(SchedulerStats(num_running=2), 7, 0.5, 90, 1, 0, (0.1, 0.2), StepSample(6, 0.01, 12, 2))
 
 COMMANDS: list[Command] = [
     Start("package.module:function", {"path": "/models/a", "nested": {"threads": [1, 2.5, None, True]}}),

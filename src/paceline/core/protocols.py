@@ -47,3 +47,7 @@ class CostModel(Protocol):
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Learn from a step that took `seconds`."""
         ...
+
+    def errors(self) -> tuple[float, float]:
+        """(median, p95) of |predicted - real| / real over the last steps."""
+        ...

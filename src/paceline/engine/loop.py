@@ -1,8 +1,8 @@
 """The one engine loop: plan, execute, commit.
 
 `EngineLoop` drives a scheduler over a backend on a clock. A batch job in process, the engine process behind a server
-and a simulation all turn this loop; only the backend and the clock differ. It never sleeps and owns no thread: whoever
-turns it decides how to wait when `step` has nothing to run.
+and a simulation all turn this loop; only the backend and the clock differ. `step` never sleeps and owns no thread:
+whoever calls it decides how to wait when there is nothing to run.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from paceline.errors import EngineDead, EngineError
 
 log = logging.getLogger("paceline.engine")
 
+_COST_ERROR_EVERY = 32  # steps
 _DUMP_LIMIT = 20  # requests listed in a state dump
 
 
@@ -90,6 +91,7 @@ class EngineLoop:
         self._step_tokens = 0
         self._errors = 0
         self._near_boundary = 0
+        self._cost_error: tuple[float, float] | None = None
         self._last_step: StepSample | None = None
         self._broken: str | None = None  # why no step can follow
 
@@ -102,6 +104,12 @@ class EngineLoop:
     def live(self) -> tuple[str, ...]:
         """Ids of accepted requests without a `Finish`, oldest first."""
         return tuple(self._live)
+
+    @property
+    def rest_s(self) -> float | None:
+        """After a fruitless `step`: seconds until the next is worth calling, when the policy waits on purpose."""
+        wake_s = self.scheduler.wake_s
+        return None if wake_s is None else max(0.0, wake_s - self.clock.now())
 
     def submit(self, spec: RequestSpec) -> Accepted | Rejected:
         """Admission is the scheduler's decision; exactly one Finish follows an Accepted.
@@ -144,7 +152,8 @@ class EngineLoop:
             return None
         plan = self.scheduler.plan(self.clock.now())
         if plan is None:
-            self._note_stall()
+            if self.scheduler.wake_s is None:
+                self._note_stall()
             return None
         self.stalled_polls = 0
         began = self.clock.now()
@@ -154,7 +163,7 @@ class EngineLoop:
             return self._fail(plan, error)
         now = self.clock.now()
         events = self.scheduler.commit(plan, result, now)
-        self._note_step(plan, result, events, result.seconds or now - began)
+        self._note_step(plan, result, events, result.seconds or now - began, now)
         return events
 
     def run(self) -> Iterator[StepEvents]:
@@ -163,6 +172,8 @@ class EngineLoop:
             events = self.step()
             if events is not None:
                 yield events
+            elif (rest_s := self.rest_s) is not None:
+                time.sleep(rest_s)
 
     def stats(self, *, of_step: bool = False) -> EngineStats:
         """Counters now; with `of_step`, also the measures of the last step."""
@@ -173,6 +184,7 @@ class EngineLoop:
             step_tokens=self._step_tokens,
             errors=self._errors,
             near_boundary=self._near_boundary,
+            cost_error=self._cost_error,
             last_step=self._last_step if of_step else None,
         )
 
@@ -202,8 +214,9 @@ class EngineLoop:
         # Committing a result of failures, rather than dropping the plan, keeps every plan paired with a commit:
         # counters, call log and replay stay whole.
         result = StepResult(plan.step, ((),) * rows, failures=tuple((row, message) for row in range(rows)))
-        events = self.scheduler.commit(plan, result, self.clock.now())
-        self._note_step(plan, result, events, 0.0)
+        now = self.clock.now()
+        events = self.scheduler.commit(plan, result, now)
+        self._note_step(plan, result, events, 0.0, now)
         if recoverable:
             return events
         finished = events.finished + self._end_all(message)
@@ -214,13 +227,27 @@ class EngineLoop:
         ended = [self.cancel(request_id, FinishReason.ERROR, message) for request_id in self.live]
         return tuple(finish for finish in ended if finish is not None)
 
-    def _note_step(self, plan: StepPlan, result: StepResult, events: StepEvents, seconds: float) -> None:
+    def _note_step(
+        self, plan: StepPlan, result: StepResult, events: StepEvents, seconds: float, ended_s: float
+    ) -> None:
         tokens = plan.num_tokens
         self._steps += 1
         self._step_seconds += seconds
         self._step_tokens += tokens
         self._near_boundary += result.near_boundary
-        self._last_step = StepSample(plan.step, seconds, tokens, len(plan.ids))
+        self._last_step = StepSample(
+            plan.step,
+            seconds,
+            tokens,
+            len(plan.ids),
+            ended_s,
+            tokens - plan.counts.count(1),
+            plan.predicted_s,
+            plan.bound_by,
+        )
+        cost = self.scheduler.cost
+        if cost is not None and self._steps % _COST_ERROR_EVERY == 0:
+            self._cost_error = cost.errors()
         for finish in events.finished:
             self._note_finish(finish)
         if self._debug:

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.core.step import Finish, FinishReason, Rejected, RequestSpec, SchedulerStats, StepEvents
+from paceline.core.step import Bound, Finish, FinishReason, Rejected, RequestSpec, SchedulerStats, StepEvents
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -61,6 +61,10 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     seconds: float  # in the backend
     tokens: int  # computed
     rows: int  # requests in the batch
+    ended_s: float = 0.0  # when it was committed, on the machine's monotonic clock
+    prefill_tokens: int = 0  # of them, those of rows with more than one
+    predicted_s: float | None = None  # what the scheduler expected, if it asked a cost model
+    bound_by: Bound = Bound.NOTHING  # what kept it from being larger
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):
@@ -72,6 +76,7 @@ class EngineStats(msgspec.Struct, frozen=True, array_like=True):
     step_tokens: int = 0
     errors: int = 0  # requests that ended with ERROR
     near_boundary: int = 0  # draws where another batch might have chosen a neighbour
+    cost_error: tuple[float, float] | None = None  # median and p95 of |predicted - real| / real, if steps are predicted
     last_step: StepSample | None = None  # None when this is not a step's message
 
 

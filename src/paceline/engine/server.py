@@ -201,6 +201,8 @@ class EngineServer:
         """How long to wait for commands: not at all with work to do, a little while stalled, long when idle."""
         if not self._loop.has_work:
             return int(HEARTBEAT_S * 1000)
+        if (rest_s := self._loop.rest_s) is not None:
+            return min(int(rest_s * 1000) + 1, int(HEARTBEAT_S * 1000))
         stalled = self._loop.stalled_polls
         return min(1 << stalled, _MOST_STALL_WAIT_MS) if stalled else 0
 
