@@ -209,18 +209,14 @@ def _event_gaps(record: RequestRecord, rows: Sequence[int]) -> tuple[float, ...]
 def _gaps(record: RequestRecord, rows: Sequence[int], tokens: Sequence[int]) -> tuple[Gap, ...]:
     gaps: list[Gap] = []
     for positions in _by_choice(record, rows).values():
-        reads: list[tuple[int, int]] = []  # (read, tokens of this choice in it)
+        arrivals: list[tuple[float, int]] = []  # (time, tokens of this choice that came then)
         for p in positions:
-            read = record.row_reads[rows[p]]
-            if reads and reads[-1][0] == read:
-                reads[-1] = (read, reads[-1][1] + tokens[p])
+            when = record.row_s(rows[p])
+            if arrivals and arrivals[-1][0] == when:
+                arrivals[-1] = (when, arrivals[-1][1] + tokens[p])
             else:
-                reads.append((read, tokens[p]))
-        times = record.read_s
-        gaps.extend(
-            Gap(times[read], times[read] - times[before], count)
-            for (before, _), (read, count) in itertools.pairwise(reads)
-        )
+                arrivals.append((when, tokens[p]))
+        gaps.extend(Gap(when, when - before, count) for (before, _), (when, count) in itertools.pairwise(arrivals))
     return tuple(gaps)
 
 
@@ -230,9 +226,9 @@ def _tpot(record: RequestRecord, rows: Sequence[int], tokens: Sequence[int], tot
         return None
     span, first_tokens = 0.0, 0
     for positions in _by_choice(record, rows).values():
-        first_read = record.row_reads[rows[positions[0]]]
-        span += record.row_s(rows[positions[-1]]) - record.row_s(rows[positions[0]])
-        first_tokens += sum(tokens[p] for p in positions if record.row_reads[rows[p]] == first_read)
+        times = [record.row_s(rows[p]) for p in positions]
+        span += times[-1] - times[0]
+        first_tokens += sum(tokens[p] for p, when in zip(positions, times, strict=True) if when == times[0])
     return None if total - first_tokens < 1 else span / (total - first_tokens)
 
 

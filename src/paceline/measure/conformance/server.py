@@ -1,0 +1,92 @@
+"""The pack as a server, for other clients.
+
+    base URL     http://HOST:PORT/case/T03/v1      for a client with a free base URL
+                 http://HOST:PORT/v1               with model "T03", for one without
+    GET /cases                what there is, with the request that each case wants
+    GET /expected/T03         the right values
+    GET /received/T03         when its requests came and what they asked for
+
+Answers of a case follow one another with its requests (429, then 200) and start again at the first after the last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from paceline.measure.conformance.script import Case, load_cases, play
+from paceline.measure.mock import MockRequest, Play, whole
+
+
+@dataclass(slots=True)
+class _Seen:
+    next_answer: int = 0
+    received: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ConformanceApi:
+    """The handler of a MockServer. One instance is one server's state."""
+
+    def __init__(self) -> None:
+        self._cases = {case.id.lower(): case for case in load_cases()}
+        self._seen: dict[str, _Seen] = {}
+
+    def __call__(self, request: MockRequest) -> Play:
+        parts = request.path.split("?")[0].strip("/").split("/")
+        if parts == ["cases"]:
+            return _json(200, [_describe(case) for case in self._cases.values()])
+        if parts[0] in ("expected", "received") and len(parts) == 2:
+            return self._about(parts[0], parts[1].lower())
+        if parts[0] == "case" and len(parts) > 2:
+            return self._request(request, parts[1].lower(), parts[2:])
+        return self._request(request, None, parts)
+
+    def _about(self, what: str, name: str) -> Play:
+        case = self._cases.get(name)
+        if case is None:
+            return _error(404, f"no case {name}")
+        return _json(200, case.expect if what == "expected" else self._seen.setdefault(name, _Seen()).received)
+
+    def _request(self, request: MockRequest, name: str | None, path: list[str]) -> Play:
+        if path == ["v1", "models"]:
+            models = [{"id": case.id, "object": "model"} for case in self._cases.values()]
+            chosen = [model for model in models if name is None or model["id"].lower() == name]
+            return _json(200, {"object": "list", "data": chosen})
+        if path not in (["v1", "chat", "completions"], ["v1", "completions"]) or request.method != "POST":
+            return _error(404, f"no such path {request.path}; GET /cases lists the cases")
+        try:
+            body = msgspec.json.decode(request.body)
+        except msgspec.DecodeError:
+            return _error(400, "the body is not JSON")
+        name = name or (str(body.get("model", "")).lower() if isinstance(body, dict) else "")
+        case = self._cases.get(name)
+        if case is None:
+            return _error(404, f"no case {name!r}; GET /cases lists the cases")
+        seen = self._seen.setdefault(name, _Seen())
+        seen.received.append({"at_s": request.at, "body": body})
+        answer = case.answers[seen.next_answer % len(case.answers)]
+        seen.next_answer += 1
+        return play(answer)
+
+
+def _describe(case: Case) -> dict[str, Any]:
+    asked = {"endpoint": case.ask.endpoint, "stream": case.ask.stream, "max_tokens": case.ask.max_tokens}
+    if case.ask.choices > 1:
+        asked["n"] = case.ask.choices
+    if case.ask.forced:
+        asked["ignore_eos"] = True
+    client = {"timeout_ms": case.ask.timeout_ms, "retries": case.ask.retries, "retry_cap_ms": case.ask.retry_cap_ms}
+    return {
+        "id": case.id, "group": case.group, "title": case.title, "why": case.why, "request": asked, "client": client,
+        "expect": case.expect,
+    }  # fmt: skip
+
+
+def _json(status: int, value: Any) -> Play:
+    return Play([(0.0, whole(status, msgspec.json.encode(value)))])
+
+
+def _error(status: int, message: str) -> Play:
+    return _json(status, {"error": {"message": message, "type": "invalid_request_error", "code": status}})
