@@ -29,13 +29,14 @@ MOCK_ITL_MS = 20.0
 LATE_LIMIT_MS = 5.0
 LAG_LIMIT_MS = 10.0
 PEAK_RATE = 2000.0  # an open loop's rate is checked up to this, for about three seconds
+CHECK_TOKENS = 100  # a response: long enough that all streams of a closed loop run at once
 _SECONDS = 3.0
 
 
 def check_plan(plan: BenchPlan) -> BenchPlan:
     """The load of a plan in small: its concurrency or rate, short prompts, the mock's pace."""
     load = plan.load
-    output = Length(value=round(min(100.0, max(2.0, plan.prompts.output.value))))
+    output = Length(value=CHECK_TOKENS)
     if load.arrivals is Arrivals.CLOSED:
         small = Load(arrivals=Arrivals.CLOSED, concurrency=load.concurrency, requests=load.concurrency, stagger_s=1.0)
     else:

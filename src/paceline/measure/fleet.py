@@ -28,6 +28,10 @@ class LoadFailed(PacelineError):
         self.error = error
 
 
+class Stopped(LoadFailed):
+    """The user stopped it before any load began."""
+
+
 @dataclass(slots=True)
 class _Process:
     job: WorkerJob

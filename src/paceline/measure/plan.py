@@ -17,8 +17,8 @@ MAX_RATE = 1e6  # per second: beyond any clock we could keep
 MAX_REQUESTS = 5_000_000
 
 
-class Spec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """Base of the plan's parts."""
+class Spec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of the plan's parts. Defaults are written out, so that a stored plan never changes its meaning."""
 
 
 class Length(Spec, frozen=True):
@@ -196,6 +196,11 @@ def _check_load(plan: BenchPlan) -> None:
         _require(bounded, "say when to stop: a number of requests or a duration")
     if load.ramp_to is not None:
         _require(duration is not None, "a ramp needs a duration")
+    if load.rate is not None and duration is not None and load.requests is None:
+        expected = (load.rate + (load.rate if load.ramp_to is None else load.ramp_to)) / 2 * duration
+        _require(
+            expected <= MAX_REQUESTS, f"impossible rate: about {expected:.3g} requests; {MAX_REQUESTS:.3g} is most"
+        )
     if load.burst_rate is not None:
         _require(0 < load.burst_for_s < load.burst_every_s, "a burst must be shorter than its period")
     if plan.trace is not None:

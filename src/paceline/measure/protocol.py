@@ -72,6 +72,7 @@ class Connection(asyncio.Protocol):
         self._head_done = False
         self._framed = False  # the length of the body is told, by chunks or by a number
         self._complete = False
+        self._keep = False
         self._inflate: Any = None
         self._now = 0.0
         self._read_bytes = 0
@@ -154,7 +155,7 @@ class Connection(asyncio.Protocol):
             self.close()
         if self._complete and self.exchange is not None:
             exchange, self.exchange = self.exchange, None
-            if not self._parser.should_keep_alive() or self.closed:
+            if not self._keep or self.closed:
                 self.close()
             exchange.ended(self._now, clean=True)
 
@@ -208,6 +209,7 @@ class Connection(asyncio.Protocol):
             self._headers = {}  # an interim answer; the real one follows
             return
         self._complete = True
+        self._keep = self._parser.should_keep_alive()  # known here only: the parser then forgets the message
 
 
 def classify(error: BaseException) -> tuple[ErrorClass, str]:

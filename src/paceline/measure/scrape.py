@@ -154,8 +154,8 @@ class Scraper:
 
     def _run(self, t0: float, segment: int) -> None:
         with self._make_client() as client:
+            last = False
             while True:
-                last = self._over.is_set()
                 row = scrape(client, self._url, t0=t0, segment=segment)
                 self._writer.write(row)
                 self._writer.flush()
@@ -163,7 +163,7 @@ class Scraper:
                 self.failures += bool(row.error)
                 if last:
                     return
-                self._over.wait(self._every_s)
+                last = self._over.wait(self._every_s)
 
     def stop(self) -> None:
         """One last reading, then the end."""
