@@ -75,6 +75,13 @@ class Pair:
         return logits
 
 
+def randomise(theirs: torch.nn.Module) -> None:
+    """Draw what transformers initialises to ones and zeros: those would hide a mistake."""
+    for name, parameter in theirs.named_parameters():
+        if name.endswith(("bias", "norm.weight")):
+            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+
+
 @pytest.fixture(scope="module", params=CASES)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     family, settings = CASES[request.param]
@@ -82,9 +89,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     torch.manual_seed(5)
     config = getattr(transformers, f"{family}Config")(**{**COMMON, **settings})
     theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    for name, parameter in theirs.named_parameters():
-        if name.endswith(("bias", "norm.weight")):  # ones and zeros would hide a mistake
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    randomise(theirs)
     theirs.save_pretrained(folder)
     ours_config = config_from_hf(json.loads((folder / "config.json").read_text()))
     factory = native_model(ours_config.architecture)
