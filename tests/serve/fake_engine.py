@@ -98,7 +98,7 @@ def scored(token: int, top: int) -> TokenLogprob:
 class FakeEngine:
     """`paceline.serve.engine_port.Engine` without a process. Knobs are plain attributes; `die()` kills it."""
 
-    def __init__(self, **scheduler: Any) -> None:
+    def __init__(self, vocab: int = VOCAB, **scheduler: Any) -> None:
         settings: dict[str, Any] = {"num_blocks": 512, "max_model_len": 2048, **scheduler}
         self.backend = ScriptedBackend()
         self.scheduler = Scheduler(SchedulerConfig(**settings))
@@ -116,7 +116,7 @@ class FakeEngine:
             model="tiny-test",
             architecture="scripted",
             road="native",
-            vocab_size=VOCAB,
+            vocab_size=vocab,
             max_model_len=settings["max_model_len"],
             eos_token_ids=(EOS,),
             tokenizer_dir="",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any, TypeVar
 
 import httpx
 
+from paceline.errors import PacelineError
 from paceline.serve.server import Server, bind
 from paceline.serve.settings import ServeSettings
 from paceline.text.tokenizer import Tokenizer
@@ -29,6 +31,7 @@ class Live:
         self.tokenizer = tokenizer
         self.exit_code: int | None = None
         self.error: BaseException | None = None
+        self.start_error: PacelineError | None = None  # what the engine's start shall raise
         self._settings = settings
         self._scheduler = scheduler
         self._up = threading.Event()
@@ -40,11 +43,12 @@ class Live:
     async def _serve(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.engine = FakeEngine(**self._scheduler)
+        self.engine.start_error = self.start_error
         self.bound = bind("127.0.0.1", 0)
-        self.server = Server(self.engine, self._settings, self.bound, self.tokenizer)
-        self.url = self.server.url
-        self._up.set()
         try:
+            self.server = Server(self.engine, self._settings, self.bound, self.tokenizer)
+            self.url = self.server.url
+            self._up.set()
             self.exit_code = await self.server.serve()
         except BaseException as error:
             self.error = error
@@ -118,6 +122,10 @@ class Live:
             assert response.status_code == 200, response.text
             return events_of(response.text)
 
+    def small_send_buffers(self) -> None:
+        """Make the kernel hold little of what a reader does not take."""
+        self.bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 16_384)
+
     def metric(self, name: str, **labels: str) -> float:
         """The sum of a metric's samples that carry `labels`."""
         return sum(value for found, value in self.samples(name) if labels.items() <= found.items())
@@ -133,12 +141,12 @@ class Live:
 
 def events_of(text: str) -> list[Any]:
     events: list[Any] = []
-    for block in text.split("\n\n"):
+    for block in map(str.lstrip, text.split("\n\n")):
         if block.startswith("data: "):
             data = block.removeprefix("data: ")
             events.append(data if data == "[DONE]" else json.loads(data))
         else:
-            assert block == "" or block.startswith(":"), block
+            assert block.strip() == "" or block.startswith(":"), block
     return events
 
 

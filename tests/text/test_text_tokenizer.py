@@ -67,6 +67,17 @@ def test_added_ends_equal_transformers(tmp_path: Path, bos: bool | None, eos: bo
     assert ours.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
 
 
+def test_a_config_makes_tokens_special(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    save(tmp_path, tokenizer_class="PreTrainedTokenizerFast", eos_token="▁world", pad_token="<absent>")
+    ours, theirs = Tokenizer.from_dir(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    ids = ours.encode("x") + list(ours.eos_token_ids)
+    assert ours.is_special(ids[-1])
+    assert ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True) == "x"
+    assert ours.vocab_size == byte_fallback_bpe().get_vocab_size()
+
+
 def test_saved_truncation_is_dropped(tmp_path: Path) -> None:
     fast = byte_fallback_bpe()
     fast.enable_truncation(2)

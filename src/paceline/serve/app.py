@@ -53,7 +53,7 @@ def create_app(engine: Engine, settings: ServeSettings, tokenizer: Tokenizer | N
                 expose_headers=["x-request-id", "retry-after"],
             )
         )
-    middleware.append(Middleware(Gate, KeyRing(settings.keys)))
+    middleware.append(Middleware(Gate, KeyRing(settings.keys), context.metrics))
 
     async def on_error(request: Request, error: Exception) -> Response:
         status, body, _ = describe_error(error)

@@ -7,11 +7,12 @@ import re
 import secrets
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from paceline.errors import PacelineError
+from paceline.errors import PacelineError, RequestError
 from paceline.serve import logs
 from paceline.serve.exchange import describe_error, error_response, plain_headers
 from paceline.serve.keys import KeyRing
@@ -87,15 +88,25 @@ class RequestScope:
 class Gate:
     """Checks keys and their limits; holds the caller's slot until the last byte is out."""
 
-    def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing, metrics: ServeMetrics) -> None:
         self._app = app
         self._ring = ring
+        self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not _needs_key(scope["path"]):
             await self._app(scope, receive, send)
             return
-        with self._ring.admit(plain_headers(scope).get("authorization"), time.monotonic()) as caller:
+        with ExitStack() as held:
+            try:
+                caller = held.enter_context(
+                    self._ring.admit(plain_headers(scope).get("authorization"), time.monotonic())
+                )
+            except RequestError as error:
+                status, body, _ = describe_error(error)
+                self._metrics.note_error(status, body["error"]["code"] or "")
+                await error_response(error)(scope, receive, send)
+                return
             scope.setdefault("state", {})["caller"] = caller
             await self._app(scope, receive, send)
 

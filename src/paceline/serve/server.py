@@ -30,7 +30,7 @@ from paceline.serve.settings import ServeSettings
 from paceline.text.tokenizer import Tokenizer
 
 log = logging.getLogger("paceline.serve")
-_LINGER_S = 5.0  # for last bytes to go out once nothing runs any more
+_LINGER_S = 3.0  # for last bytes to go out once nothing runs any more
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 OnListening = Callable[[str], None]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from paceline.errors import CorruptModel, ModelNotFound
@@ -60,6 +61,10 @@ class Tokenizer:
         fast.no_padding()
         config = _read_json(folder / "tokenizer_config.json")
         special = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
+        # A config may name an ordinary token as, say, its end: from then on it is a special one. Ones that the
+        # vocabulary does not have are left out, since the model has no row for a new id.
+        known = [token for token in dict.fromkeys(special.values()) if fast.token_to_id(token) is not None]
+        fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in known])
         return cls(fast, special, _find_template(folder, config))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
