@@ -1,8 +1,7 @@
 """One engine from settings: model, KV pool, scheduler, tokenizer.
 
-`make_engine` is the factory that an engine process is started with ("paceline.app.build:make_engine"); `EngineSpec` is
-what it is given, as plain values that travel between processes. An engine in the caller's own process (`llm.LLM`) is
-made by the same function.
+`EngineSpec` holds what an engine is made from, as plain values that travel between processes. An engine process is
+started with the factory `start_engine`; one in the caller's own process (`llm.LLM`) is made by `make_engine` directly.
 """
 
 from __future__ import annotations
@@ -17,24 +16,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paceline.app import memory, store
-from paceline.app.settings import KVSettings, ModelSettings, SchedulerSettings, Settings
+from paceline.app.settings import KVSettings, LogSettings, ModelSettings, SchedulerSettings, Settings
 from paceline.core.calllog import RecordedScheduler
 from paceline.core.config import SchedulerConfig
 from paceline.core.protocols import Backend
 from paceline.core.sampling import SamplingParams
 from paceline.core.scheduler import Scheduler
 from paceline.core.step import Admission, RequestSpec, StepPlan
+from paceline.cost.online import OnlineCost
 from paceline.engine.messages import EngineInfo
 from paceline.engine.server import EngineParts
 from paceline.errors import ConfigError
+from paceline.serve import logs
 from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from paceline.runtime.load import ModelInfo
 
-log = logging.getLogger("paceline.build")
+logger = logging.getLogger("paceline.build")
 
-FACTORY = "paceline.app.build:make_engine"
+FACTORY = "paceline.app.build:start_engine"
 ReportStage = Callable[..., None]  # (stage name, fraction done or None)
 _WARM_UP_TOKENS = 4
 
@@ -50,6 +51,7 @@ class EngineSpec:
     model: ModelSettings
     scheduler: SchedulerSettings
     kv: KVSettings
+    log: LogSettings | None = None  # None leaves the logging of the process as it is
 
     def to_config(self) -> dict[str, Any]:
         """Plain values, as they travel to the engine process."""
@@ -57,7 +59,9 @@ class EngineSpec:
         return config
 
 
-def plan_engine(settings: Settings, *, progress: store.Progress | None = None) -> EngineSpec:
+def plan_engine(
+    settings: Settings, *, log: LogSettings | None = None, progress: store.Progress | None = None
+) -> EngineSpec:
     """Find (or fetch) the model that the settings name. Raises ModelError when there is none."""
     cache = store.default_cache_dir(os.environ)
     found = store.resolve(settings.model.model, cache, progress=progress)
@@ -69,15 +73,23 @@ def plan_engine(settings: Settings, *, progress: store.Progress | None = None) -
         model=settings.model,
         scheduler=settings.scheduler,
         kv=settings.kv,
+        log=log,
     )
 
 
-def make_engine(config: dict[str, Any], report_stage: ReportStage) -> EngineParts:
+def start_engine(config: dict[str, Any], report_stage: ReportStage) -> EngineParts:
+    """`make_engine` for a process of its own, which writes the same kind of log as its parent."""
+    spec = msgspec.convert(config, EngineSpec)
+    if spec.log is not None:
+        logs.configure(spec.log.log_format, spec.log.log_level)
+    return make_engine(spec, report_stage)
+
+
+def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
     """Load the model, size the KV pool and put a scheduler over it. Raises ModelError and ConfigError.
 
     Stages, after what `load_model` reports: cache, tokenizer, warm up.
     """
-    spec = msgspec.convert(config, EngineSpec)
     # Seconds each, and the server's own process never needs them.
     import torch
 
@@ -97,7 +109,7 @@ def make_engine(config: dict[str, Any], report_stage: ReportStage) -> EnginePart
     )
     info = loaded.info
     for note in info.notes:
-        log.warning("%s", note)
+        logger.warning("%s", note)
     report_stage("cache")
     num_blocks = memory.count_blocks(
         spec.kv,
@@ -152,16 +164,17 @@ def _make_scheduler(spec: EngineSpec, info: ModelInfo, num_blocks: int) -> Sched
         max_waiting=spec.scheduler.max_waiting,
         policy=spec.scheduler.policy,
         policy_options=spec.scheduler.policy_options,
+        classes=spec.scheduler.classes,
         namespace=info.namespace,
     )
     if spec.scheduler.call_log is None:
-        return Scheduler(config)
+        return Scheduler(config, OnlineCost())
     try:
         # Line by line: a log that lost its end in a crash would be of little use. The process's end closes it.
         file = open(spec.scheduler.call_log, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
     except OSError as error:
         raise ConfigError(f"call_log {spec.scheduler.call_log} cannot be written: {error.strerror}") from error
-    return RecordedScheduler(config, file)
+    return RecordedScheduler(config, file, OnlineCost())
 
 
 def warm_up(backend: Backend) -> None:

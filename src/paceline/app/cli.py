@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.app.commands import chat, generate, keys, models, show
+from paceline.app.commands import chat, generate, keys, models, serve, show
 from paceline.errors import ConfigError, EngineError, ModelError, ModelNotFound, PacelineError, RequestError
 from paceline.version import __version__
 
@@ -34,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (generate, chat, models, show, keys):
+for group in (serve, chat, generate, models, show, keys):
     group.register(app)
 
 

@@ -116,6 +116,8 @@ def _from_environment(environ: Mapping[str, str]) -> tuple[dict[str, _Given], tu
 def _parse(entry: Entry, given: _Given) -> Any:
     try:
         value = entry.kind.parse(given.value)
+    except ConfigError as error:  # inside a table, a kind says itself what is wrong
+        raise ConfigError(f"{given.origin}: {error}") from None
     except ValueError:
         shown = "the value" if entry.secret else repr(given.value)
         hint = ""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any
+
+from paceline.core.classes import BUILT_IN, Overload, TrafficClass
+from paceline.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,40 @@ def _options(given: object) -> tuple[tuple[str, Any], ...]:
     return tuple((_text(name), value) for name, value in items)
 
 
+def _classes(given: object) -> tuple[TrafficClass, ...]:
+    """Tables of classes by name; they change or join the built-in ones."""
+    if isinstance(given, str):
+        given = json.loads(given)
+    if isinstance(given, (list, tuple)) and all(isinstance(one, TrafficClass) for one in given):
+        return tuple(given)
+    if not isinstance(given, dict):
+        raise ValueError
+    classes = {one.name: one for one in BUILT_IN}
+    for name, table in given.items():
+        classes[name] = _class(classes.get(name, TrafficClass(name)), table)
+    return tuple(classes.values())
+
+
+def _class(base: TrafficClass, table: object) -> TrafficClass:
+    where = f"class {base.name!r}"
+    if not isinstance(table, dict):
+        raise ConfigError(f"{where} must be a table of its promises, such as ttft_s = 1.0")
+    known = {one.name: one.type for one in fields(TrafficClass) if one.name != "name"}
+    if unknown := next((name for name in table if name not in known), None):
+        raise ConfigError(f"{where} has no setting {unknown!r}; known: {', '.join(known)}")
+    values = dict(table)
+    if "overload" in values:
+        words = [one.value for one in Overload]
+        if values["overload"] not in words:
+            raise ConfigError(f"{where}: overload is {values['overload']!r}; it must be one of {', '.join(words)}")
+        values["overload"] = Overload(values["overload"])
+    for name, value in values.items():
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if name != "overload" and not (is_number and ("int" not in str(known[name]) or isinstance(value, int))):
+            raise ConfigError(f"{where}: {name} is {value!r}; it must be a number")
+    return replace(base, **values)  # which checks the ranges
+
+
 def _plain(value: str) -> Any:
     """A number or a truth value where it reads as one, else the text."""
     try:
@@ -62,6 +99,7 @@ def _plain(value: str) -> Any:
 
 
 text = Kind("text", _text)
+classes = Kind("tables of traffic classes by name (or the same as JSON)", _classes)
 options = Kind("a table of options (or NAME=VALUE,NAME=VALUE)", _options)
 texts = Kind("a list of texts (or one text, with commas)", _texts)
 path = Kind("a path", _text, is_path=True)

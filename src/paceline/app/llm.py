@@ -99,9 +99,18 @@ class LLM:
         `settings` are those of the tables model, scheduler and kv in docs/configuration.md. `on_stage` hears how far
         loading is. Raises ConfigError and ModelError.
         """
-        spec = _plan("LLM", model, settings)
+        self._load(_plan("LLM", model, settings), on_stage)
+
+    @classmethod
+    def from_spec(cls, spec: EngineSpec, *, on_stage: Callable[[Stage], None] | None = None) -> LLM:
+        """From what `plan_engine` made of resolved settings."""
+        llm = cls.__new__(cls)
+        llm._load(spec, on_stage)
+        return llm
+
+    def _load(self, spec: EngineSpec, on_stage: Callable[[Stage], None] | None) -> None:
         reporter = StageReporter(on_stage or _silent)
-        parts = make_engine(spec.to_config(), reporter)
+        parts = make_engine(spec, reporter)
         self.info: EngineInfo = msgspec.structs.replace(parts.info, stages=reporter.finish())
         self.tokenizer = Tokenizer.from_dir(self.info.tokenizer_dir)
         self._loop = EngineLoop(parts.scheduler, parts.backend)

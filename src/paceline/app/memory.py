@@ -10,6 +10,7 @@ from paceline.errors import ConfigError
 
 GIB = 1 << 30
 _SHARE_ON_CPU = 0.3  # other programs live there too
+_MOST_ON_CPU = 4 * GIB  # unless somebody asks for more: few CPUs are fast enough to fill it with running requests
 _SHARE_ON_GPU = 0.9  # the rest is for activations
 _UNLIMITED = 1 << 60  # control groups write "max", or a number near 2^63, where there is no limit
 
@@ -51,24 +52,27 @@ def count_blocks(kv: KVSettings, *, bytes_per_token: int, max_model_len: int, fr
 
     Raises ConfigError when not even one sequence of `max_model_len` tokens would fit, with what would help.
     """
-    share = kv.kv_share or (_SHARE_ON_GPU if on_gpu else _SHARE_ON_CPU)
-    budget = int(kv.kv_gib * GIB) if kv.kv_gib is not None else int(free_bytes * share)
     block_bytes = bytes_per_token * kv.block_size
-    blocks = budget // block_bytes
-    needed = -(-max_model_len // kv.block_size)
-    if blocks < needed:
-        source = "kv_gib" if kv.kv_gib is not None else f"kv_share, {share:g} of {free_bytes / GIB:.2f} GiB free,"
-        fits = blocks * kv.block_size
+    needed_bytes = -(-max_model_len // kv.block_size) * block_bytes
+    if kv.kv_gib is not None:
+        budget, source = int(kv.kv_gib * GIB), "kv_gib"
+        if budget > free_bytes:
+            raise ConfigError(f"kv_gib is {kv.kv_gib:g} and only {free_bytes / GIB:.2f} GiB of memory are free")
+    else:
+        share = kv.kv_share or (_SHARE_ON_GPU if on_gpu else _SHARE_ON_CPU)
+        budget, source = int(free_bytes * share), f"kv_share, {share:g} of {free_bytes / GIB:.2f} GiB free,"
+        if kv.kv_share is None and not on_gpu:
+            budget = min(budget, max(_MOST_ON_CPU, needed_bytes))
+    if budget < needed_bytes:
+        fits = budget // block_bytes * kv.block_size
         raise ConfigError(
             f"{source} gives a KV pool of {budget / GIB:.3f} GiB, which holds {fits} tokens; one sequence of "
-            f"max_model_len {max_model_len} needs {needed * block_bytes / GIB:.3f} GiB. Give --kv-gib "
-            f"{_round_up(needed * block_bytes / GIB)}" + (f" or --max-model-len {fits}" if fits else "")
+            f"max_model_len {max_model_len} needs {needed_bytes / GIB:.3f} GiB. Give --kv-gib "
+            f"{_round_up(needed_bytes / GIB)}" + (f" or --max-model-len {fits}" if fits else "")
         )
-    if kv.kv_gib is not None and budget > free_bytes:
-        raise ConfigError(f"kv_gib is {kv.kv_gib:g} and only {free_bytes / GIB:.2f} GiB of memory are free")
-    return blocks
+    return budget // block_bytes
 
 
 def _round_up(gib: float) -> str:
     """To two decimals, never below: a value that is copied back must be enough."""
-    return f"{-(-gib * 100 // 1) / 100:g}"
+    return f"{-(-gib * 100 // 1) / 100:.2f}"

@@ -14,22 +14,32 @@ import typer
 from paceline.app import config
 from paceline.app.config import Resolved
 from paceline.app.settings import SLICES, TABLE, Entry
+from paceline.errors import ConfigError
 
 Command = Callable[..., None]
 
 
-def with_settings(*slices: str) -> Callable[[Command], Command]:
-    """Give a command the flags of these slices and `--config`; it receives `resolved: Resolved` in their place."""
+def with_settings(*slices: str, model_argument: bool = False) -> Callable[[Command], Command]:
+    """Give a command the flags of these slices and `--config`; it receives `resolved: Resolved` in their place.
+
+    With `model_argument`, the model may also be given as the one word without a flag.
+    """
     entries = [entry for entry in TABLE.values() if entry.slice in slices and not entry.secret]
 
     def decorate(command: Command) -> Command:
         signature = inspect.signature(command, eval_str=True)
         own = [parameter for parameter in signature.parameters.values() if parameter.name != "resolved"]
-        added = [_config_parameter(), *(_parameter(entry) for entry in entries)]
+        added = [_CONFIG, *(_parameter(entry) for entry in entries)]
+        if model_argument:
+            added.insert(0, _MODEL_ARGUMENT)
 
         @functools.wraps(command)
-        def wrapper(config_file: str | None, **values: Any) -> None:
+        def wrapper(config_file: str | None, model_word: str | None = None, **values: Any) -> None:
             flags = {entry.name: values.pop(entry.name) for entry in entries}
+            if model_word is not None:
+                if flags["model"] is not None:
+                    raise ConfigError(f"the model is given twice: {model_word} and --model {flags['model']}")
+                flags["model"] = model_word
             command(resolved=resolve_here(flags, config_file), **values)
 
         wrapper.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
@@ -49,14 +59,10 @@ def resolve_here(flags: dict[str, Any], config_file: str | None) -> Resolved:
     return resolved
 
 
-def _config_parameter() -> inspect.Parameter:
-    option = typer.Option("--config", metavar="FILE", help="Settings file; ./paceline.toml by default.")
-    return _keyword("config_file", Annotated[str | None, option])
-
-
 def _parameter(entry: Entry) -> inspect.Parameter:
     panel = SLICES[entry.slice].__doc__
-    default = "" if entry.default in (None, ()) or entry.kind.is_switch else f"; default {entry.default}"
+    has_default = isinstance(entry.default, (int, float, str)) and not entry.kind.is_switch
+    default = f"; default {entry.default}" if has_default else ""
     meaning = f"{entry.help[0].upper()}{entry.help[1:]}{default}."
     if entry.kind.is_switch:
         option = typer.Option(f"{entry.flag}/--no-{entry.flag[2:]}", help=meaning, rich_help_panel=panel)
@@ -67,3 +73,13 @@ def _parameter(entry: Entry) -> inspect.Parameter:
 
 def _keyword(name: str, annotation: Any) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+_CONFIG = _keyword(
+    "config_file",
+    Annotated[str | None, typer.Option("--config", metavar="FILE", help="Settings file; ./paceline.toml by default.")],
+)
+_MODEL_ARGUMENT = _keyword(
+    "model_word",
+    Annotated[str | None, typer.Argument(metavar="MODEL", help="Short for --model.", show_default=False)],
+)

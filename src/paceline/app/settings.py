@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from paceline.app.kinds import Kind, choice, number, options, path, switch, text, texts, whole
+from paceline.app.kinds import Kind, choice, classes, number, options, path, switch, text, texts, whole
 from paceline.app.store import DEFAULT_MODEL
+from paceline.core.classes import BUILT_IN, TrafficClass
 from paceline.core.policies.registry import ALIASES, POLICIES
 
 
@@ -42,6 +43,7 @@ class SchedulerSettings:
         "decode_first", choice(*sorted((*POLICIES, *ALIASES))), "how each step's tokens are shared out"
     )
     policy_options: tuple[tuple[str, Any], ...] = setting((), options, "the policy's own knobs, by name")
+    classes: tuple[TrafficClass, ...] = setting(BUILT_IN, classes, "classes of traffic and what each is promised")
     max_model_len: int | None = setting(None, whole(1), "most tokens of one sequence; the model's own limit by default")
     max_num_batched_tokens: int = setting(2048, whole(1), "token budget of one step")
     max_num_seqs: int = setting(256, whole(1), "most requests that run at once")
@@ -56,7 +58,9 @@ class KVSettings:
     block_size: int = setting(16, whole(1, 256), "tokens in a KV block")
     kv_gib: float | None = setting(None, number(0), "size of the KV pool in GiB; wins over kv_share")
     kv_share: float | None = setting(
-        None, number(0, 1), "share of the memory that is free once the model is loaded; 0.9 on a GPU, 0.3 on a CPU"
+        None,
+        number(0, 1),
+        "share of the memory that is free once the model is loaded; 0.9 on a GPU, on a CPU 0.3 and at most 4 GiB",
     )
     prefix_caching: bool = setting(True, switch, "reuse the KV of prompts that begin alike")
 
@@ -73,7 +77,14 @@ class ServeSettings:
     strict_fields: bool = setting(False, switch, "answer 400 to unknown fields in a request instead of ignoring them")
     cors_origins: tuple[str, ...] = setting((), texts, "origins whose pages may call the API from a browser; none")
     max_body_mib: float = setting(8.0, number(0), "largest request body in MiB")
-    drain_s: float = setting(30.0, number(0), "how long SIGTERM waits for running requests before it aborts them")
+    max_choices: int = setting(128, whole(1), "largest n of a request")
+    max_sequences: int = setting(1024, whole(1), "most answers of a request, over its prompts and n")
+    max_logprobs: int = setting(20, whole(0), "most alternatives of a request's logprobs")
+    max_logit_bias: int = setting(1024, whole(0), "most entries of a request's logit_bias")
+    keepalive_s: float = setting(15.0, number(0), "silence on a stream after which a comment goes out")
+    write_timeout_s: float = setting(300.0, number(0), "how long a reader may take nothing before it counts as gone")
+    hung_after_s: float = setting(120.0, number(0), "silence of the engine after which /health fails")
+    drain_s: float = setting(30.0, number(0), "how long SIGTERM waits for running requests before it ends them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +101,7 @@ class LogSettings:
 
     log_level: str = setting("info", choice("debug", "info", "warning", "error"), "least severity that is written")
     log_format: str = setting("text", choice("text", "json"), "for people, or one JSON object a line")
+    log_prompts: bool = setting(False, switch, "at level debug, write prompts and answers too")
 
 
 @dataclass(frozen=True, slots=True)

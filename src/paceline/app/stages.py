@@ -1,11 +1,16 @@
-"""A cold start for people: each stage with its time, and how far the running one is."""
+"""What people see while they wait: the stages of a cold start with their times, and downloads."""
 
 from __future__ import annotations
 
 import sys
-from typing import TextIO
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
 
-from paceline.engine.messages import Stage
+from paceline.app.store import Progress
+
+if TYPE_CHECKING:
+    from paceline.engine.messages import Stage
 
 
 class StagePrinter:
@@ -27,3 +32,35 @@ class StagePrinter:
     def _erase(self) -> None:
         if self._is_terminal:
             print("\r\x1b[K", end="", file=self._file)
+
+
+@contextmanager
+def progress_on_stderr(title: str) -> Iterator[Progress]:
+    """A bar on a terminal; one line for each stage where stderr is a file or a pipe."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _line_by_line(title)
+        return
+    from rich import progress as rich
+
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn())
+    rest = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
+    with rich.Progress(*columns, *rest, console=console, transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda stage, done, total: bar.update(
+            task, description=f"{title}: {stage}", completed=done, total=total or None
+        )
+
+
+def _line_by_line(title: str) -> Progress:
+    last = ""
+
+    def report(stage: str, done: int, total: int) -> None:
+        nonlocal last
+        if stage != last:
+            print(f"{title}: {stage}", file=sys.stderr, flush=True)
+            last = stage
+
+    return report

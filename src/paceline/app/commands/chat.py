@@ -29,7 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command("chat")(chat)
 
 
-@with_settings("model", "scheduler", "kv", "auth")
+@with_settings("model", "scheduler", "kv", model_argument=True)
 def chat(
     resolved: Resolved,
     url: Annotated[str | None, typer.Option(help="A server to talk to, e.g. http://127.0.0.1:8000.")] = None,

@@ -15,6 +15,7 @@ import typer
 
 from paceline.app.config import Resolved
 from paceline.app.options import with_settings
+from paceline.app.stages import StagePrinter, progress_on_stderr
 from paceline.errors import BadRequest, EngineError
 
 if TYPE_CHECKING:
@@ -78,14 +79,14 @@ def generate(
 @contextmanager
 def open_llm(resolved: Resolved) -> Iterator[LLM]:
     """The model that the settings name, loaded, with its stages on stderr."""
+    from paceline.app.build import plan_engine
     from paceline.app.llm import LLM
-    from paceline.app.stages import StagePrinter
 
-    settings = resolved.settings
-    given = {name: value for part in (settings.scheduler, settings.kv) for name, value in asdict(part).items()}
-    given |= asdict(settings.model)
-    print(f"loading {settings.model.model}", file=sys.stderr)
-    with LLM(given.pop("model"), on_stage=StagePrinter(), **given) as llm:
+    model = resolved.settings.model.model
+    with progress_on_stderr(model) as progress:
+        spec = plan_engine(resolved.settings, progress=progress)
+    print(f"loading {model}", file=sys.stderr)
+    with LLM.from_spec(spec, on_stage=StagePrinter()) as llm:
         yield llm
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
 from paceline.app import hub, store
+from paceline.app.stages import progress_on_stderr
 from paceline.errors import ModelNotFound
 
 
@@ -63,34 +62,3 @@ def pull(name: Annotated[str, typer.Argument(help="A name from `paceline models`
             names = ", ".join(known.name for known in store.KNOWN)
             raise ModelNotFound(f"nothing to pull by the name {name!r}; known names: {names}; or give a hub id")
     typer.echo(str(path))
-
-
-@contextmanager
-def progress_on_stderr(title: str) -> Iterator[store.Progress]:
-    """A bar on a terminal; one line for each stage where stderr is a file or a pipe."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield _line_by_line(title)
-        return
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda stage, done, total: bar.update(
-            task, description=f"{title}: {stage}", completed=done, total=total or None
-        )
-
-
-def _line_by_line(title: str) -> store.Progress:
-    last = ""
-
-    def report(stage: str, done: int, total: int) -> None:
-        nonlocal last
-        if stage != last:
-            typer.echo(f"{title}: {stage}", err=True)
-            last = stage
-
-    return report

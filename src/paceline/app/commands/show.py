@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
+from enum import Enum
 from typing import Annotated, Any
 
 import typer
@@ -29,6 +31,7 @@ def show_config(
                     for entry in TABLE.values()
                 },
                 indent=2,
+                default=_plain,
             )
         )
         return
@@ -41,7 +44,7 @@ def show_config(
         origin = resolved.origins[entry.name]
         table.add_row(
             entry.key,
-            "-" if value is None else json.dumps(value),
+            "-" if value is None else json.dumps(value, default=_plain),
             origin,
             style="dim" if origin == DEFAULT else None,
         )
@@ -51,4 +54,14 @@ def show_config(
 def shown(entry: Entry, resolved: Resolved) -> Any:
     """The value as JSON can hold it; a secret is never printed."""
     value = getattr(getattr(resolved.settings, entry.slice), entry.name)
-    return "(set)" if entry.secret and value is not None else value
+    if entry.secret and value is not None:
+        return "(set)"
+    if entry.name == "classes":
+        return {one.name: {k: v for k, v in asdict(one).items() if k != "name" and v is not None} for one in value}
+    return dict(value) if entry.name == "policy_options" else value
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Enum):
+        return value.value
+    raise TypeError(f"{value!r} has no plain form")

@@ -1,0 +1,153 @@
+"""`paceline serve`, put together: settings and keys to the HTTP room, an engine process behind it, words for people."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from paceline.app.build import FACTORY, plan_engine
+from paceline.app.settings import AuthSettings, Settings
+from paceline.app.stages import StagePrinter, progress_on_stderr
+from paceline.engine.client import EngineClient, EngineLaunch
+from paceline.engine.messages import EngineInfo, Stage
+from paceline.errors import ConfigError
+from paceline.serve import logs
+from paceline.serve.keys import ApiKey, hash_key, read_key_file
+from paceline.serve.server import bind, run
+from paceline.serve.settings import ServeSettings
+from paceline.version import __version__
+
+log = logging.getLogger("paceline.serve")
+
+
+def serve_settings(settings: Settings) -> ServeSettings:
+    """The HTTP room's slice. Raises ConfigError for a key file that cannot be used."""
+    serve = settings.serve
+    return ServeSettings(
+        host=serve.host,
+        port=serve.port,
+        tls_certfile=serve.tls_cert,
+        tls_keyfile=serve.tls_key,
+        served_names=settings.model.served_names,
+        keys=read_keys(settings.auth),
+        cors_origins=serve.cors_origins,
+        strict_fields=serve.strict_fields,
+        log_prompts=settings.log.log_prompts,
+        max_body_bytes=int(serve.max_body_mib * (1 << 20)),
+        max_choices=serve.max_choices,
+        max_sequences=serve.max_sequences,
+        max_logprobs=serve.max_logprobs,
+        max_logit_bias=serve.max_logit_bias,
+        keepalive_s=serve.keepalive_s,
+        write_timeout_s=serve.write_timeout_s,
+        hung_after_s=serve.hung_after_s,
+        drain_s=serve.drain_s,
+    )
+
+
+def read_keys(auth: AuthSettings) -> tuple[ApiKey, ...]:
+    """Keys of the file, and the one of the environment, which may do everything."""
+    keys: tuple[ApiKey, ...] = ()
+    if auth.api_key_file is not None:
+        file = Path(auth.api_key_file).expanduser()
+        try:
+            keys = read_key_file(file.read_text("utf-8"), str(file))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                f"cannot read the key file {file}: {getattr(error, 'strerror', None) or error}"
+            ) from error
+        if not keys:
+            raise ConfigError(f"{file} holds no key; `paceline key new NAME` prints an entry")
+    if auth.api_key is not None:
+        keys = (*keys, ApiKey("environment", hash_key(auth.api_key)))
+    return keys
+
+
+def serve(settings: Settings) -> int:
+    """Serve until told to stop; the exit code. Raises what kept it from starting."""
+    logs.configure(settings.log.log_format, settings.log.log_level)
+    http = serve_settings(settings)
+    if http.port:
+        bind(http.host, http.port).close()  # a port in use is told before a model is fetched, not after
+    with progress_on_stderr(settings.model.model) as progress:
+        spec = plan_engine(settings, log=settings.log, progress=progress)
+    front = Front(settings, spec.name)
+    launch = EngineLaunch(FACTORY, spec.to_config())
+    engine = EngineClient(launch, restart=settings.serve.restart, on_stage=front.on_stage)
+    return run(engine, http, on_listening=front.on_listening, on_ready=front.on_ready)
+
+
+class Front:
+    """What the person who starts a server sees: stages on stderr, then how to call it on stdout; or JSON logs."""
+
+    def __init__(self, settings: Settings, model: str) -> None:
+        self._settings = settings
+        self._model = model
+        self._is_for_people = settings.log.log_format == "text"
+        self._print_stage: Callable[[Stage], None] = StagePrinter()
+        self._began = time.monotonic()
+
+    def on_listening(self, url: str) -> None:
+        if self._is_for_people:
+            print(f"Paceline {__version__}: loading {self._model}", file=sys.stderr, flush=True)
+        else:
+            log.info("starting", extra={"version": __version__, "model": self._model, "url": url})
+
+    def on_stage(self, stage: Stage) -> None:
+        if self._is_for_people:
+            self._print_stage(stage)
+        elif stage.seconds is not None:
+            log.info("stage", extra={"stage": stage.name, "seconds": round(stage.seconds, 3)})
+
+    def on_ready(self, url: str, info: EngineInfo) -> None:
+        seconds = time.monotonic() - self._began
+        facts = {
+            "model": info.model,
+            "architecture": info.architecture,
+            "road": info.road,
+            "dtype": info.dtype,
+            "device": info.device,
+            "max_model_len": info.max_model_len,
+            "kv_tokens": info.num_blocks * info.block_size,
+            "kv_gib": round(info.kv_bytes / (1 << 30), 3),
+        }
+        if not self._is_for_people:
+            log.info("ready", extra={"url": url, "seconds": round(seconds, 3), **facts})
+            return
+        print(
+            f"ready in {seconds:.1f} s: {info.architecture} ({info.road}), {info.dtype} on {info.device}, context "
+            f"{info.max_model_len} tokens, KV cache {facts['kv_gib']:.2f} GiB for {facts['kv_tokens']} tokens",
+            file=sys.stderr,
+        )
+        print(f"\nServing on {url}. Try:\n\n{curl_line(url, info, self._settings)}\n", flush=True)
+
+
+def curl_line(url: str, info: EngineInfo, settings: Settings) -> str:
+    """A command that works as it stands, given the key in PACELINE_API_KEY where one is needed."""
+    body: dict[str, object]
+    if _has_chat_template(Path(info.tokenizer_dir)):
+        path, body = "chat/completions", {"messages": [{"role": "user", "content": "Say hello in one sentence."}]}
+    else:
+        path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 32}
+    name = next(iter(settings.model.served_names), info.model)
+    parts = ["curl", "-s"]
+    if settings.serve.tls_cert is not None:
+        parts += ["--cacert", settings.serve.tls_cert]
+    words = [shlex.join([*parts, f"{url}/v1/{path}"])]
+    if settings.auth.api_key_file is not None or settings.auth.api_key is not None:
+        words.append('-H "Authorization: Bearer $PACELINE_API_KEY"')
+    words.append("-H 'Content-Type: application/json'")
+    words.append(f"-d {shlex.quote(json.dumps({'model': name, **body}))}")
+    return " \\\n  ".join(words)
+
+
+def _has_chat_template(folder: Path) -> bool:
+    if (folder / "chat_template.jinja").is_file():
+        return True
+    config = folder / "tokenizer_config.json"
+    return config.is_file() and "chat_template" in json.loads(config.read_text("utf-8"))
