@@ -233,6 +233,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Bloom": ({"n_layer": 2, "n_head": 4}, "predates the attention interface"),
     "Falcon": ({}, "predates the attention interface"),
     "Bert": ({}, "both directions|not causal"),
+    "DeepseekV32": (MLA | {"index_topk": 4, "index_n_heads": 2, "index_head_dim": 16}, "'indices'"),
     "Llama4": ({"attention_chunk_size": 8, "num_local_experts": 2, "head_dim": 8}, "neither full nor a sliding window"),
 }
 
@@ -303,7 +304,7 @@ def test_what_passes_between_tokens_outside_attention_is_found_out(
 
     load_model(tmp_path)
     monkeypatch.setattr(GraniteMLP, "forward", shifting)
-    with pytest.raises(UnsupportedModel, match="beside keys and values"):
+    with pytest.raises(UnsupportedModel, match="beside keys, values and positions"):
         load_model(tmp_path)
 
 

@@ -27,6 +27,7 @@ from paceline.runtime.kernels.attention import paged_attention
 from paceline.runtime.kernels.kvpool import KVPool, KVSpec
 
 NAME = "paceline_paged"
+_HARMLESS_TENSORS = ("position_ids",)
 
 # (batch, head, query position, key position) -> may see, elementwise over tensors
 MaskFunction = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -121,17 +122,20 @@ def attention(
     softcap: float | None = None,
     s_aux: Tensor | None = None,
     is_causal: bool | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention hook: query [1, H, T, Dk], key [1, KH, T, Dk], value [1, KH, T, Dv] -> [1, T, H, Dv].
 
-    `s_aux` are gpt-oss's sinks. Keyword arguments that we ignore either repeat what the mask says (sliding_window) or
-    do nothing without training; a model where one matters fails the comparison made when it is loaded.
+    `s_aux` are gpt-oss's sinks. Other keywords repeat what the mask says (sliding_window), or matter to training or
+    to the caller alone; but a tensor among them (a bias, indices of chosen keys) changes what attention is.
     """
-    if is_causal is False or getattr(module, "is_causal", True) is False:
-        raise UnsupportedModel(f"{type(module).__name__} attends in both directions")
     state = _current.get()
     if isinstance(state, Probe):
+        if is_causal is False or getattr(module, "is_causal", True) is False:
+            raise UnsupportedModel(f"{type(module).__name__} attends in both directions")
+        for name, value_given in others.items():
+            if isinstance(value_given, Tensor) and name not in _HARMLESS_TENSORS:
+                raise UnsupportedModel(f"{type(module).__name__} gives its attention {name!r}, which is not understood")
         return state.attend(module, query, key, value, attention_mask), None
     if state is None:
         raise RuntimeError(f"{NAME} attention called outside a step")

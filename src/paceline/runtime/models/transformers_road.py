@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,15 +76,22 @@ def load_transformers(
     module = _read(folder, config, model_class, dtype).to(device).eval()
     progress("read", 1.0)
     longest, notes = _fix_length(config, module, max_model_len)
+    progress("verify", 0.0)
     try:
         with torch.inference_mode():
             layers = _probe(module, longest, device)
             model = TransformersModel(module, layers, longest, notes)
             _compare(model, device, dtype)
-    except UnsupportedModel as error:
-        raise UnsupportedModel(f"{folder}: {model_class.__name__} cannot be served: {error}") from error
+    except Exception as error:  # whatever their code does with an input that it was not written for
+        reason = str(error) if isinstance(error, UnsupportedModel) else f"its code fails here ({_one_line(error)})"
+        raise UnsupportedModel(f"{folder}: {model_class.__name__} cannot be served: {reason}") from error
     progress("verify", 1.0)
     return model
+
+
+def _one_line(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    return ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
 
 
 def _resolve(folder: Path) -> tuple[Any, Any]:
@@ -99,8 +107,7 @@ def _resolve(folder: Path) -> tuple[Any, Any]:
             raise UnsupportedModel(f"{folder}: {name} needs code from the checkpoint, which is never run") from error
         if raw.get("model_type") is None:
             raise UnsupportedModel(f"{folder}: config.json names no model_type, so nothing can run it") from error
-        first = str(error).strip().splitlines()[0]
-        raise UnsupportedModel(f"{folder}: transformers does not take {name}: {first}") from error
+        raise UnsupportedModel(f"{folder}: transformers does not take {name} ({_one_line(error)})") from error
     model_class = AutoModelForCausalLM._model_mapping.get(type(config), None)
     if isinstance(model_class, (tuple, list)):
         wanted = raw.get("architectures") or []
@@ -148,8 +155,7 @@ def _read(folder: Path, config: Any, model_class: Any, dtype: torch.dtype) -> An
             ignore_mismatched_sizes=True,  # they are reported below, in one line
         )
     except (OSError, RuntimeError, ValueError, KeyError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise CorruptModel(f"{folder}: transformers cannot load the weights: {first}") from error
+        raise CorruptModel(f"{folder}: transformers cannot load the weights ({_one_line(error)})") from error
     finally:
         if quiet:
             logging.enable_progress_bar()
@@ -234,42 +240,41 @@ def _probe(module: Any, horizon: int, device: torch.device) -> tuple[Layer, ...]
 
 
 def _compare(model: TransformersModel, device: torch.device, dtype: torch.dtype) -> None:
-    """Raise UnsupportedModel unless chunked, packed, paged logits are what transformers computes without us."""
-    generator = torch.Generator().manual_seed(0)
+    """Raise UnsupportedModel unless chunked, packed, paged logits are what transformers computes without us.
+
+    At the far end of the context, where whatever depends on a position shows most.
+    """
     count = max(2, min(12, model.max_model_len))
-    tokens = torch.randint(0, model.vocab_size, (2, count), generator=generator)
+    shift = max(0, model.max_model_len - count)
+    tokens = torch.randint(0, model.vocab_size, (2, count), generator=torch.Generator().manual_seed(0))
     first, second = tokens.tolist()
     pool = KVPool(model.kv_specs, 8, 4, device=device, dtype=dtype)
     tables = ([5, 0, 6], [2, 7, 1])  # scattered, so that order in the pool cannot stand in for order in the text
     cut = count // 2
-    # First a chunk of one sequence beside the whole other one, then the rest and a lone token of the other again.
-    steps = (
-        ([first[:cut], second], [0, 0]),
-        ([first, second], [cut, count - 1]),
-    )
+    # A chunk of one sequence beside the whole other one, then its rest beside a lone token of the other.
     seen: list[Tensor] = []
-    for sequences, starts in steps:
+    for sequences, starts in (([first[:cut], second], [0, 0]), ([first, second], [cut, count - 1])):
         batch = batch_of(
             sequences, starts, tables, block_size=4, scratch_block=pool.scratch_block, all_logits=True, device=device
         )
-        seen.append(model.forward(batch, pool))
+        seen.append(model.forward(replace(batch, positions=batch.positions + shift), pool))
     ours = torch.cat((seen[0][:cut], seen[1][: count - cut], seen[0][cut:], seen[1][count - cut :]))
-    reference = [_reference(model.module, row.to(device)) for row in tokens]
+    reference = [_reference(model.module, row.to(device), shift) for row in tokens]
     theirs = torch.cat((*reference, reference[1][-1:]))
     # Directions, not differences: in half precision a sum in another order moves logits by some percent.
     likeness = nn.functional.cosine_similarity(ours - ours.mean(-1, True), theirs - theirs.mean(-1, True)).min().item()
     if not likeness > (0.9999 if dtype == torch.float32 else 0.98):
         raise UnsupportedModel(
-            f"over the paged cache its logits differ from transformers' own (likeness {likeness:.4f}), so it carries "
-            f"something between tokens beside keys and values"
+            f"over the paged cache its logits differ from transformers' own (likeness {likeness:.4f}), so they depend "
+            f"on something beside keys, values and positions"
         )
 
 
-def _reference(module: Any, tokens: Tensor) -> Tensor:
-    """Float32 logits [T, vocab] of one whole sequence [T] through transformers' own eager attention."""
+def _reference(module: Any, tokens: Tensor, shift: int) -> Tensor:
+    """Float32 logits [T, vocab] of one whole sequence [T], its positions from `shift` on, by transformers alone."""
     module.set_attn_implementation("eager")
     try:
-        return _logits(module, tokens, torch.arange(len(tokens), device=tokens.device)).float()
+        return _logits(module, tokens, shift + torch.arange(len(tokens), device=tokens.device)).float()
     finally:
         module.set_attn_implementation(NAME)
 
