@@ -19,6 +19,7 @@ class Kind:
     parse: Callable[[object], Any]
     is_path: bool = False  # relative paths in a file are relative to that file
     is_switch: bool = False  # on the command line: --name or --no-name
+    brief: str = ""  # for the documentation, where `accepts` names things that come and go
 
 
 def _text(given: object) -> str:
@@ -135,7 +136,7 @@ def number(above: float, maximum: float | None = None) -> Kind:
     return Kind(f"a number over {above:g}{up_to}", parse)
 
 
-def choice(*options: str) -> Kind:
+def choice(*options: str, brief: str = "") -> Kind:
     """One of a few words."""
 
     def parse(given: object) -> str:
@@ -144,7 +145,7 @@ def choice(*options: str) -> Kind:
             raise ValueError
         return word
 
-    return Kind(f"one of {', '.join(options)}", parse)
+    return Kind(f"one of {', '.join(options)}", parse, brief=brief)
 
 
 def _range(minimum: int, maximum: int | None) -> str:

@@ -22,6 +22,9 @@ def setting(default: Any, kind: Kind, meaning: str, *, secret: bool = False) -> 
     return field(default=default, metadata={"kind": kind, "help": meaning, "secret": secret})
 
 
+_POLICY = choice(*sorted((*POLICIES, *ALIASES)), brief="the name of a policy")
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
     """Which model, and how it is held."""
@@ -39,9 +42,7 @@ class ModelSettings:
 class SchedulerSettings:
     """What one step may hold and who waits."""
 
-    policy: str = setting(
-        "decode_first", choice(*sorted((*POLICIES, *ALIASES))), "how each step's tokens are shared out"
-    )
+    policy: str = setting("decode_first", _POLICY, "how each step's tokens are shared out")
     policy_options: tuple[tuple[str, Any], ...] = setting((), options, "the policy's own knobs, by name")
     classes: tuple[TrafficClass, ...] = setting(BUILT_IN, classes, "classes of traffic and what each is promised")
     max_model_len: int | None = setting(None, whole(1), "most tokens of one sequence; the model's own limit by default")
@@ -75,7 +76,9 @@ class ServeSettings:
     tls_key: str | None = setting(None, path, "private key in PEM")
     restart: bool = setting(False, switch, "start the engine again if it dies")
     strict_fields: bool = setting(False, switch, "answer 400 to unknown fields in a request instead of ignoring them")
-    cors_origins: tuple[str, ...] = setting((), texts, "origins whose pages may call the API from a browser; none")
+    cors_origins: tuple[str, ...] = setting(
+        (), texts, "origins whose pages may call the API from a browser; none by default"
+    )
     max_body_mib: float = setting(8.0, number(0), "largest request body in MiB")
     max_choices: int = setting(128, whole(1), "largest n of a request")
     max_sequences: int = setting(1024, whole(1), "most answers of a request, over its prompts and n")
@@ -97,7 +100,7 @@ class AuthSettings:
 
 @dataclass(frozen=True, slots=True)
 class LogSettings:
-    """What is written to stderr. Prompts never are."""
+    """What is written to stderr. Prompts only where `log_prompts` asks for them."""
 
     log_level: str = setting("info", choice("debug", "info", "warning", "error"), "least severity that is written")
     log_format: str = setting("text", choice("text", "json"), "for people, or one JSON object a line")
@@ -150,3 +153,36 @@ def _entries() -> Iterator[Entry]:
 
 TABLE: dict[str, Entry] = {entry.name: entry for entry in _entries()}
 SLICES: dict[str, type] = {part.name: type(part.default) for part in fields(Settings)}
+
+
+def as_markdown() -> str:
+    """The tables of docs/configuration.md: `python -m paceline.app.settings` prints them."""
+    parts = []
+    for part in fields(Settings):
+        kind: Any = SLICES[part.name]
+        rows = [
+            f"## [{part.name}]\n\n{kind.__doc__}\n",
+            "| key | flag | default | accepts | meaning |",
+            "|---|---|---|---|---|",
+        ]
+        for entry in (entry for entry in TABLE.values() if entry.slice == part.name):
+            flag = f"only `{entry.variable}`" if entry.secret else f"`{entry.flag}`"
+            accepts = entry.kind.brief or entry.kind.accepts
+            rows.append(f"| `{entry.name}` | {flag} | {_shown_default(entry)} | {accepts} | {entry.help} |")
+        parts.append("\n".join(rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown_default(entry: Entry) -> str:
+    match entry.default:
+        case bool(value):
+            return f"`{str(value).lower()}`"
+        case float(number):
+            return f"`{number:g}`"
+        case str(value) | int(value):
+            return f"`{value}`"
+    return ""
+
+
+if __name__ == "__main__":
+    print(as_markdown(), end="")
