@@ -235,6 +235,7 @@ class Scheduler:
         Blocks are free at once even if a plan in flight still writes to them: plans run in order, so whoever gets the
         blocks next writes after that. What a failed request computed may be wrong and is forgotten.
         """
+        self._policy.leave(request, reason)
         self._waiting.pop(request.request_id, None)
         self._kv.close(request, forget=reason is FinishReason.ERROR)
         del self._requests[request.request_id]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from paceline.core.desk import Desk
+from paceline.core.policies.parts.knobs import check_knobs
 from paceline.core.request import Request
-from paceline.core.step import Rejected
+from paceline.core.step import FinishReason, Rejected
 
 
 class Policy:
@@ -13,6 +14,10 @@ class Policy:
     It must be deterministic: the same calls give the same decisions, in every process. It may keep state of its own.
     """
 
+    def __post_init__(self) -> None:
+        """Refuse knobs that cannot be honoured (`ConfigError`)."""
+        check_knobs(self)
+
     def decide(self, desk: Desk) -> None:
         """Give tokens with `desk.grow` and `desk.admit`, take memory with `desk.preempt`."""
         raise NotImplementedError
@@ -20,3 +25,6 @@ class Policy:
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
         """A request comes: take note of it, or refuse it. The default takes everyone."""
         return None
+
+    def leave(self, request: Request, reason: FinishReason) -> None:
+        """A request that had come ends, in whatever way: forget it."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from paceline.core.desk import Desk
 from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import grow_or_evict, last_admitted, lowest_priority
+from paceline.core.policies.parts.knobs import knob
 from paceline.core.policies.parts.order import by_priority, fcfs
 
 
@@ -19,10 +20,15 @@ from paceline.core.policies.parts.order import by_priority, fcfs
 class DecodeFirst(Policy):
     """First come, first served or by priority; preemption by recompute."""
 
-    order: str = "fcfs"  # or "priority": lower numbers first, and the highest number is the victim
-    long_prefill_threshold: int = 0  # most prefill tokens of one request in a step; 0 is no bound
-    watermark: float = 0.0  # share of all blocks that an admission must leave free while something runs
+    order: str = knob(
+        "fcfs", one_of=("fcfs", "priority")
+    )  # priority: lower numbers first, and the highest number is the victim
+    long_prefill_threshold: int = knob(0, least=0)  # most prefill tokens of one request in a step; 0 is no bound
+    watermark: float = knob(
+        0.0, least=0.0, most=1.0
+    )  # share of all blocks that an admission must leave free while something runs
     chunked: bool = True  # whether a prompt that does not fit the budget is cut
+    reserve_whole: bool = True  # whether an admission needs room for all it knows, or for its first chunk alone
 
     def decide(self, desk: Desk) -> None:
         """Fill the step."""
@@ -43,5 +49,6 @@ class DecodeFirst(Policy):
                 return
             if spare and desk.running and desk.blocks_needed(request, request.known) + spare > desk.available_blocks:
                 return
-            if not desk.admit(request, min(most, desk.budget) if self.chunked else request.known):
+            size = min(most, desk.budget) if self.chunked else request.known
+            if not desk.admit(request, size, whole=self.reserve_whole):
                 return  # strictly in order: nobody overtakes the head

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from paceline.core.desk import Desk
 from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import grow_or_evict, last_admitted
+from paceline.core.policies.parts.knobs import knob
 
 
 @dataclass(frozen=True)
 class Sarathi(Policy):
     """Stall-free batching under a fixed chunk; first come, first served."""
 
-    chunk: int = 512  # tokens of a step, decodes included
+    chunk: int = knob(512, least=1)  # tokens of a step, decodes included
 
     def decide(self, desk: Desk) -> None:
         """Decodes, then prefills under way, then newcomers."""

@@ -16,6 +16,7 @@ from math import inf
 from paceline.core.classes import Overload
 from paceline.core.desk import Desk
 from paceline.core.policies.base import Policy
+from paceline.core.policies.parts.knobs import knob
 from paceline.core.policies.parts.line import Line
 from paceline.core.request import Request
 from paceline.core.shape import StepShape
@@ -34,20 +35,31 @@ class Late(Enum):
 class Slo(Policy):
     """Holds stated times to first token and between tokens, for as many as can have them."""
 
-    pace: str = "gap"  # every gap meets itl; "timeline": tokens delivered early build up slack
-    floor: int = 16  # prefill tokens that go ahead at least every `patience` steps, whatever the deadlines say
-    patience: int = 8
-    untested_budget: int = 128  # prefill tokens of a step while the cost model is not ready
-    step_share: float = 0.5  # share of the tightest ttft that one step may take: who comes during it has to wait
-    late_share: float = 0.1  # share of the prefill tokens kept for late requests, so that they age out of waiting
-    stretch: float = 2.0  # when the promise cannot be kept: a step takes at most this many times its decodes
-    partial: int = 4  # prompts that may be under way at once; each holds memory and gives nothing yet
+    pace: str = knob(
+        "gap", one_of=("gap", "timeline")
+    )  # every gap meets itl; timeline: tokens delivered early build up slack
+    floor: int = knob(
+        16, least=1
+    )  # prefill tokens that go ahead at least every `patience` steps, whatever the deadlines say
+    patience: int = knob(8, least=1)
+    untested_budget: int = knob(128, least=1)  # prefill tokens of a step while the cost model is not ready
+    step_share: float = knob(
+        0.5, least=0.01, most=1.0
+    )  # share of the tightest ttft that one step may take: who comes during it has to wait
+    late_share: float = knob(
+        0.1, least=0.0, most=1.0
+    )  # share of the prefill tokens kept for late requests, so that they age out of waiting
+    stretch: float = knob(
+        2.0, least=1.0
+    )  # when the promise cannot be kept: a step takes at most this many times its decodes
+    partial: int = knob(4, least=1)  # prompts that may be under way at once; each holds memory and gives nothing yet
     _line: Line = field(init=False, default_factory=Line)
     _credit: float = field(init=False, default=0.0)  # prefill tokens late requests are owed
     _starving: int = field(init=False, default=0)  # steps in a row in which prefills waited and got nothing
     _backlog: Backlog = field(init=False)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self._backlog = Backlog()
 
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:

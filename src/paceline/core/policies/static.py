@@ -2,7 +2,7 @@
 
 Protects the batch's own rhythm: once it runs nothing disturbs it, and everyone else waits for its longest member.
 `static` closes when the batch is full, `dynamic` when it is full or the oldest has waited for the delay (Triton's
-dynamic batcher). A static batch that never fills closes after `patience_s`, so that the last requests of a day end.
+dynamic batcher). A static batch that never fills closes after `delay_s`, so that the last requests of a day end.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from paceline.core.desk import Desk
 from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import WorstCase
+from paceline.core.policies.parts.knobs import knob
 
 
 @dataclass(frozen=True)
 class Dynamic(Policy):
     """Closes a batch on size or delay."""
 
-    batch_size: int = 8
-    delay_s: float = 0.05
+    batch_size: int = knob(8, least=1)
+    delay_s: float = knob(0.05, least=0.0)  # of the oldest
 
     def decide(self, desk: Desk) -> None:
         """Run the closed batch; when it has ended, wait for the next one to close."""
@@ -43,4 +44,4 @@ class Dynamic(Policy):
 class Static(Dynamic):
     """Closes a batch when it is full."""
 
-    delay_s: float = 10.0
+    delay_s: float = knob(10.0, least=0.0)

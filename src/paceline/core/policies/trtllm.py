@@ -17,6 +17,7 @@ from paceline.core.desk import Desk
 from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.capacity import WorstCase, last_admitted
 from paceline.core.policies.parts.chunking import CHUNKINGS
+from paceline.core.policies.parts.knobs import knob
 from paceline.core.request import Request
 
 
@@ -24,9 +25,9 @@ from paceline.core.request import Request
 class NoEvict(Policy):
     """GUARANTEED_NO_EVICT: worst case reserved, nobody paused."""
 
-    chunking: str = "whole"  # or "first_come", "equal_progress"
-    unit: int = 64  # tokens a chunk is rounded down to when it is cut
-    max_num_tokens: int = 8192  # token budget of a step
+    chunking: str = knob("whole", one_of=CHUNKINGS)
+    unit: int = knob(64, least=1)  # tokens a chunk is rounded down to when it is cut
+    max_num_tokens: int = knob(8192, least=1)  # token budget of a step
 
     def decide(self, desk: Desk) -> None:
         """Capacity, then sizes."""
@@ -56,30 +57,28 @@ class StaticBatch(NoEvict):
 class MaxUtilization(Policy):
     """MAX_UTILIZATION: as many as one more step has blocks for."""
 
-    chunking: str = "whole"
-    unit: int = 64
-    max_num_tokens: int = 8192
+    chunking: str = knob("whole", one_of=CHUNKINGS)
+    unit: int = knob(64, least=1)
+    max_num_tokens: int = knob(8192, least=1)
 
     def decide(self, desk: Desk) -> None:
         """Walk in order of arrival; who does not fit pauses the last started behind it."""
-        spare = desk.available_blocks
+        taken = 0  # blocks this step will use
         turn = 0
         while turn < len(desk.running):
             request = desk.running[turn]
             needed = desk.blocks_needed(request, request.planned + min(request.todo, self.max_num_tokens))
-            if needed <= spare:
-                spare -= needed
+            if taken + needed <= desk.available_blocks:
+                taken += needed
                 turn += 1
-                continue
-            loser = last_admitted(desk.running)
-            spare += sum(map(desk.kv.pool.is_sole, loser.blocks))
-            desk.preempt(loser)
+            else:
+                desk.preempt(last_admitted(desk.running))
         fitting: list[Request] = []
         for request in () if desk.preempted else desk.waiting.values():
             needed = desk.blocks_needed(request, request.known)
-            if len(fitting) >= desk.room or needed > spare:
+            if len(fitting) >= desk.room or taken + needed > desk.available_blocks:
                 break
-            spare -= needed
+            taken += needed
             fitting.append(request)
         give(desk, fitting, self, whole=False)
 

@@ -45,8 +45,8 @@ def lowest_priority(running: list[Request]) -> Request:
 
 
 def fewest_outputs(running: list[Request]) -> Request:
-    """Fewest output tokens, of those the longest prompt (SGLang's retraction)."""
-    return min(running, key=lambda request: (request.known - request.prompt_len, -request.prompt_len))
+    """Fewest output tokens, of those the longest prompt, then the last to run (SGLang's retraction)."""
+    return min(reversed(running), key=lambda request: (request.known - request.prompt_len, -request.prompt_len))
 
 
 def grow_or_evict(desk: Desk, request: Request, tokens: int, victim: Victim) -> bool:

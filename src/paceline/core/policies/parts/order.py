@@ -101,6 +101,10 @@ class HighestResponseRatio:
         self._prefilled = 0
         self._at_arrival: dict[str, int] = {}
 
+    def arrived(self, request: Request) -> None:
+        """Its age starts now; one that comes back after a preemption starts again."""
+        self._at_arrival[request.request_id] = self._prefilled
+
     def prefilled(self, tokens: int) -> None:
         """Tell it of prefill tokens given in this step."""
         self._prefilled += tokens
