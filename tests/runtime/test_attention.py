@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from paceline.runtime.batch import RaggedBatch, batch_of
+from paceline.runtime.kernels import attention
 from paceline.runtime.kernels.attention import QUERY_TILE, paged_attention
 from paceline.runtime.kernels.kvpool import KVPool, KVSpec
 
@@ -150,6 +151,12 @@ def test_long_chunks_are_tiled(window: int | None) -> None:
 def test_decodes_of_very_different_context() -> None:
     """Rows far apart in length go to different groups, in an order unlike the batch's."""
     check(Case(rows=[(1200, 1), (3, 1), (1100, 1), (0, 1), (250, 1), (260, 1)], kv_heads=1, group=2))
+
+
+def test_groups_that_fill_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decodes taken a few at a time, the last group smaller, one row too large for any group."""
+    monkeypatch.setattr(attention, "GROUP_BYTES", 40 * 2 * 2 * 8 * 4)  # of 40 keys
+    check(Case(rows=[(8, 1), (9, 1), (70, 1), (12, 1), (11, 1), (3, 1), (0, 1), (18, 7), (19, 1)], block_size=4))
 
 
 def test_a_group_is_not_split_for_little() -> None:

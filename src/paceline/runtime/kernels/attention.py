@@ -20,6 +20,8 @@ from paceline.runtime.kernels.kvpool import KVPool
 QUERY_TILE = 512
 # Padded keys, summed over rows, that cost about as much as calling attention once more.
 SPLIT_WASTE = 256
+# Decodes are gathered on a CPU in groups of this many bytes of keys and values, which then are read from its cache.
+GROUP_BYTES = 4 << 20
 
 
 def paged_attention(
@@ -52,9 +54,9 @@ def paged_attention(
     # The G query heads of one key head lie together: [T, KH, G, D].
     grouped = q.unflatten(1, (kv_heads, -1))
     out = q.new_empty(*grouped.shape[:3], values.shape[3])
-    layout = _layout(batch, pool.block_size, window, q.dtype)
+    layout = _layout(batch, pool, layer, window)
     for group in layout.decodes:
-        k_rows, v_rows = _gather(keys, group.blocks), _gather(values, group.blocks)
+        k_rows, v_rows = layout.gather(keys, group.blocks, "k"), layout.gather(values, group.blocks, "v")
         k_rows = k_rows.unflatten(0, (group.rows, -1))[:, : group.length].transpose(1, 2)  # [R, KH, S, D]
         v_rows = v_rows.unflatten(0, (group.rows, -1))[:, : group.length].transpose(1, 2)
         out[group.tokens] = _attend_decodes(grouped[group.tokens], k_rows, v_rows, group.bias, terms)
@@ -62,7 +64,7 @@ def paged_attention(
         if chunk.blocks is None:
             k_row, v_row = k[chunk.tokens], v[chunk.tokens]  # [S, KH, D]
         else:
-            k_row, v_row = _gather(keys, chunk.blocks), _gather(values, chunk.blocks)
+            k_row, v_row = layout.gather(keys, chunk.blocks, "k"), layout.gather(values, chunk.blocks, "v")
         queries, target = grouped[chunk.tokens], out[chunk.tokens]
         for tile in chunk.tiles:
             target[tile.queries] = _attend_tile(
@@ -111,40 +113,61 @@ class _Chunk:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
+    """How attention walks a batch, and the memory it gathers into: one piece that every group and layer reuses."""
+
     decodes: tuple[_DecodeGroup, ...]
     chunks: tuple[_Chunk, ...]
+    workspace: dict[tuple[str, torch.Size], Tensor]
+
+    def gather(self, paged: Tensor, blocks: Tensor, use: str) -> Tensor:
+        """[num_blocks, block_size, KH, D] -> [len(blocks) * block_size, KH, D], valid until the next for this use."""
+        key = (use, paged.shape)
+        space = self.workspace.get(key)
+        if space is None:
+            gathered = [group.blocks for group in self.decodes] + [
+                c.blocks for c in self.chunks if c.blocks is not None
+            ]
+            space = self.workspace[key] = paged.new_empty(max(map(len, gathered)), *paged.shape[1:])
+        return torch.index_select(paged, 0, blocks, out=space[: len(blocks)]).flatten(0, 1)
 
 
-def _layout(batch: RaggedBatch, block_size: int, window: int | None, dtype: torch.dtype) -> _Layout:
-    """How attention walks this batch; made once a step for each window that the model has."""
-    key = ("attention", window, dtype)
+def _layout(batch: RaggedBatch, pool: KVPool, layer: int, window: int | None) -> _Layout:
+    """The layout for this layer; made once a step for each window and token size that the model has."""
+    token_bytes = pool.specs[layer].bytes_per_token(pool.dtype)
+    key = ("attention", window, token_bytes)
     layout: _Layout | None = batch.memo.get(key)
     if layout is None:
+        most_keys = GROUP_BYTES // token_bytes if pool.device.type == "cpu" else None
+        groups = _split_decodes(batch, window, most_keys)
         layout = _Layout(
-            tuple(_decode_group(batch, rows, block_size, window, dtype) for rows in _split_decodes(batch)),
-            tuple(_chunk(batch, r, block_size, window, dtype) for r in range(batch.num_decodes, batch.num_rows)),
+            tuple(_decode_group(batch, rows, pool.block_size, window, pool.dtype) for rows in groups),
+            tuple(
+                _chunk(batch, row, pool.block_size, window, pool.dtype)
+                for row in range(batch.num_decodes, batch.num_rows)
+            ),
+            {},
         )
         batch.memo[key] = layout
     return layout
 
 
-def _split_decodes(batch: RaggedBatch) -> list[list[int]]:
+def _split_decodes(batch: RaggedBatch, window: int | None, most_keys: int | None) -> list[list[int]]:
     """Decode rows in groups of similar context, so that padding at most doubles what is read.
 
-    A few short rows beside a long one are not worth a group of their own: a group costs about as much as reading
-    SPLIT_WASTE padded keys.
+    A few short rows beside a long one are not worth a group of their own (SPLIT_WASTE). No group has more than
+    `most_keys` keys, padding counted, unless a row alone does.
     """
-    contexts = batch.context_lens
-    rows = sorted(range(batch.num_decodes), key=contexts.__getitem__, reverse=True)
+    spans = [c if window is None else min(c, window) for c in batch.context_lens[: batch.num_decodes]]
+    rows = sorted(range(batch.num_decodes), key=spans.__getitem__, reverse=True)
     groups: list[list[int]] = []
     while rows:
-        longest = contexts[rows[0]]
-        short = next((i for i, r in enumerate(rows) if 2 * contexts[r] < longest), len(rows))
-        wasted = sum(longest - contexts[r] for r in rows[short:])
-        if wasted < SPLIT_WASTE:
-            short = len(rows)
-        groups.append(sorted(rows[:short]))
-        rows = rows[short:]
+        longest = spans[rows[0]]
+        size = len(rows) if most_keys is None else min(len(rows), max(1, most_keys // longest))
+        short = next((i for i in range(size) if 2 * spans[rows[i]] < longest), size)
+        if sum(longest - spans[r] for r in rows[short:size]) >= SPLIT_WASTE:
+            size = short
+        groups.append(sorted(rows[:size]))
+        rows = rows[size:]
     return groups
 
 
@@ -203,11 +226,6 @@ def _chunk(batch: RaggedBatch, row: int, block_size: int, window: int | None, dt
 
 def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros(visible.shape, dtype=dtype, device=visible.device).masked_fill_(~visible, float("-inf"))
-
-
-def _gather(paged: Tensor, blocks: Tensor) -> Tensor:
-    """[num_blocks, block_size, KH, D] -> [len(blocks) * block_size, KH, D]."""
-    return paged.index_select(0, blocks).flatten(0, 1)
 
 
 def _attend_decodes(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, terms: _Terms) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -11,13 +12,14 @@ class RMSNorm:
     `weight` is [n], or [heads, n] where each head of x [T, heads, n] has its own.
     """
 
-    __slots__ = ("eps", "weight")
+    __slots__ = ("eps", "heads", "shape", "weight")
 
     def __init__(self, weight: Tensor, eps: float) -> None:
-        self.weight = weight
+        self.shape = weight.shape[-1:]
+        self.heads = weight if weight.dim() > 1 else None
+        self.weight = None if weight.dim() > 1 else weight
         self.eps = eps
 
     def __call__(self, x: Tensor) -> Tensor:
-        wide = x.float()
-        scale = wide.square().mean(-1, keepdim=True).add_(self.eps).rsqrt_()
-        return (wide * scale).to(x.dtype).mul_(self.weight)
+        normal = F.rms_norm(x, self.shape, self.weight, self.eps)
+        return normal if self.heads is None else normal * self.heads
