@@ -78,7 +78,8 @@ def test_concurrency_of_a_key(guarded: Live) -> None:
     guarded.engine.step_s = 0.005
     body = {"prompt": "a", "stream": True, "max_tokens": 1000}
     with guarded.client.stream("POST", "/v1/completions", json=body, headers=bearer(SECRET)) as response:
-        next(response.iter_lines())
+        lines = response.iter_lines()  # kept: dropping it would close the stream
+        next(lines)
         refused = guarded.get("/v1/models", headers=bearer(SECRET))
         assert refused.status_code == 429
         assert refused.headers["retry-after"] == "1"

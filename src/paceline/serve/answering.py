@@ -99,14 +99,10 @@ async def answer_request(
     answer = answer_kind(model, body, traffic)
     jobs = await answer.jobs(Preparer(model, context.settings, caller))
     context.metrics.choices.observe(body.n or 1)
-    log.info(
-        "request %s: %d choices, %d prompt tokens, max_tokens %d%s",
-        answer.id,
-        len(jobs),
-        len(jobs[0].spec.prompt),
-        jobs[0].spec.sampling.max_tokens,
-        ", streamed" if body.stream else "",
-    )
+    log.debug("request %s: %d choices, max_tokens %d", answer.id, len(jobs), jobs[0].spec.sampling.max_tokens)
+    if context.settings.log_prompts:
+        for job in jobs:
+            log.debug("prompt of %s", job.spec.request_id, extra={"prompt": model.tokenizer.decode(job.spec.prompt)})
     generation = Generation(context.engine, jobs, model.tokenizer, context.metrics, began)
     if body.stream:
         return EventStream(_stream(context, generation, answer), context.settings, _error_hook(context))
@@ -116,7 +112,9 @@ async def answer_request(
 async def _whole(context: ServerContext, generation: Generation, answer: Answer[Any]) -> dict[str, Any]:
     with context.running():
         async with generation:
-            return await answer.whole(generation)
+            whole = await answer.whole(generation)
+    _log_answer(generation, answer)
+    return whole
 
 
 async def _stream(context: ServerContext, generation: Generation, answer: Answer[Any]) -> AsyncGenerator[bytes]:
@@ -124,6 +122,16 @@ async def _stream(context: ServerContext, generation: Generation, answer: Answer
         async with generation, aclosing(answer.streamed(generation)) as bodies:
             async for body in bodies:
                 yield body
+    _log_answer(generation, answer)
+
+
+def _log_answer(generation: Generation, answer: Answer[Any]) -> None:
+    counts = {
+        "choices": len(generation.jobs),
+        "prompt_tokens": generation.prompt_tokens,
+        "completion_tokens": generation.completion_tokens,
+    }
+    log.info("answered %s", answer.id, extra=counts)
 
 
 def _error_hook(context: ServerContext) -> Callable[[Exception], None]:

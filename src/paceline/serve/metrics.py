@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -33,6 +33,7 @@ SIZE_BUCKETS = tuple(float(base * 10**power) for power in range(7) for base in (
 CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 128.0)
 
 ModelName = Callable[[], str]
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a timestamp beside every series helps nobody
 
 
 class ServeMetrics:

@@ -206,7 +206,14 @@ class Preparer:
                     logprobs=logprobs,
                     prompt_logprobs=prompt_logprobs,
                 )
-                spec = RequestSpec(f"{answer_id}-{index}", prompt, sampling, salt, traffic.priority)
+                spec = RequestSpec(
+                    f"{answer_id}-{index}",
+                    prompt,
+                    sampling,
+                    cache_salt=salt,
+                    traffic_class=traffic.name,
+                    tenant=self._caller.tenant,
+                )
                 jobs.append(
                     Job(
                         index,

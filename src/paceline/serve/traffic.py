@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.core.classes import DEFAULT_CLASS
 from paceline.errors import BadRequest, Forbidden
 from paceline.serve.keys import Caller
 
-STANDARD = "standard"
-CLASSES = (STANDARD,)
+CLASSES = (DEFAULT_CLASS,)
 TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 
 
@@ -20,9 +20,8 @@ TIERS = ("auto", "default", "flex", "scale", "priority", "fast")
 class Traffic:
     """The class a request runs in, and the tier to report for it."""
 
-    name: str = STANDARD
+    name: str = DEFAULT_CLASS
     tier: str | None = None  # None when the client did not ask for one
-    priority: int = 0  # as in RequestSpec
 
 
 def resolve_traffic(service_tier: str | None, wanted: str | None, caller: Caller) -> Traffic:
@@ -31,7 +30,7 @@ def resolve_traffic(service_tier: str | None, wanted: str | None, caller: Caller
         raise BadRequest(f"service_tier should be one of {', '.join(TIERS)}", param="service_tier")
     if wanted is not None and wanted not in CLASSES:
         raise BadRequest(f"paceline.class should be one of {', '.join(CLASSES)}", param="paceline.class")
-    name = wanted or STANDARD
+    name = wanted or DEFAULT_CLASS
     if not caller.may_use(name):
         raise Forbidden(
             f"key {caller.name!r} may not use class {name!r}; it allows {', '.join(caller.classes or ())}",
