@@ -9,6 +9,7 @@ line each. `stop`, or the end of its input, ends it with what is running recorde
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import signal
 import sys
@@ -318,9 +319,10 @@ def describe(error: BaseException) -> tuple[ErrorClass | None, str]:
 
 def _read_lines(loop: asyncio.AbstractEventLoop, heard: Callable[[str], None]) -> None:
     """Hand each input line to the loop; the end of the input means stop."""
-    for line in sys.stdin:
-        loop.call_soon_threadsafe(heard, line.strip())
-    loop.call_soon_threadsafe(heard, "stop")
+    with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended by itself
+        for line in sys.stdin:
+            loop.call_soon_threadsafe(heard, line.strip())
+        loop.call_soon_threadsafe(heard, "stop")
 
 
 async def serve(job: WorkerJob) -> None:
