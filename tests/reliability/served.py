@@ -22,12 +22,11 @@ import httpx
 
 from tests.reliability.engines import NAME, Fake
 
-START_S = 60.0
 ROOT = Path(__file__).parents[2]
 
 
 class Served:
-    """A serving process with a made-up model."""
+    """A serving process and where to reach it."""
 
     def __init__(self, process: subprocess.Popen[str], url: str) -> None:
         self.process = process
@@ -66,6 +65,14 @@ class Served:
             count += int(local.split(":")[1], 16) == self.port and int(queues.split(":")[0], 16) > 0
         return count
 
+    def wait_ready(self, *, within_s: float) -> None:
+        """Wait until it takes requests."""
+        deadline = time.monotonic() + within_s
+        while self.status("/ready") != 200:
+            assert self.process.poll() is None, f"the server ended with code {self.process.returncode}"
+            assert time.monotonic() < deadline, f"not ready within {within_s:g} s"
+            time.sleep(0.02)
+
     def status(self, path: str) -> int | None:
         """The HTTP status of a GET; None when nobody answers."""
         try:
@@ -76,15 +83,21 @@ class Served:
 
 @contextlib.contextmanager
 def served(fake: Fake) -> Iterator[Served]:
-    """A serving process, ended afterwards however the test went."""
-    command = [sys.executable, "-m", "tests.reliability.engines", json.dumps(asdict(fake))]
+    """A serving process with a made-up model, ready."""
+    with running([sys.executable, "-m", "tests.reliability.engines", json.dumps(asdict(fake))]) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().strip()
+        assert url, f"the server ended before it was ready, with code {process.wait()}"
+        yield Served(process, url)
+
+
+@contextlib.contextmanager
+def running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
+    """A process, ended afterwards however the test went."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment) as process:
         try:
-            assert process.stdout is not None
-            url = process.stdout.readline().strip()
-            assert url, f"the server ended before it was ready, with code {process.wait()}"
-            yield Served(process, url)
+            yield process
         finally:
             process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -103,7 +116,7 @@ def allow_open_files(count: int) -> None:
 
 def completion(max_tokens: int, *, prompt: str = "hello", stream: bool = True, **more: Any) -> dict[str, Any]:
     """The body of a completion request."""
-    return {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "stream": stream, **more}
+    return {"model": NAME, "prompt": prompt, "max_tokens": max_tokens, "stream": stream} | more
 
 
 class RawClient:

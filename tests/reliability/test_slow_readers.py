@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import sys
 import time
+
+import pytest
 
 from tests.reliability.engines import Fake
 from tests.reliability.served import RawClient, Served, allow_open_files, completion, served
@@ -14,6 +17,8 @@ TOKENS = 120
 # Over 100 KB for each reader: beyond what the server buffers (64 KiB) and what the kernel is told to hold.
 GREEDY_BODY = completion(TOKENS, logprobs=5)
 BUFFER = 4096
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at queues in /proc")
 
 
 def test_a_thousand_slow_readers_do_not_slow_a_fast_one() -> None:

@@ -377,6 +377,25 @@ def test_a_token_of_weight_zero_never_comes_out() -> None:
         assert weights[0, int(token)] > 0
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
+def test_a_gpu_draws_the_same_tokens() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {},
+        {"top_k": 40},
+        {"top_p": 0.9},
+        {"min_p": 0.05},
+        {"presence_penalty": 0.5, "repetition_penalty": 1.2, "logit_bias": ((5, 2.0),), "logprobs": 3},
+    ]
+    rows = [state((5, 9), (9, 11), seed=seed, **kinds[seed % len(kinds)]) for seed in range(600)]
+    logits = random_logits(len(rows), 32_000, scale=4.0)
+    here, there = sample(logits, rows), sample(logits.cuda(), rows)
+    turned = sum(a != b for a, b in zip(here.tokens, there.tokens, strict=True))
+    assert turned <= here.near_boundary
+    assert turned < 3
+    assert [len(answer) for answer in there.logprobs] == [len(answer) for answer in here.logprobs]
+
+
 # --- extremes and failures -------------------------------------------------------------------------------------------
 
 EVERY_KIND: list[dict[str, Any]] = [
