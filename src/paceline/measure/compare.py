@@ -157,7 +157,7 @@ def compare_cells(
         medians = [stats.percentile([v for v in side if v is not None], 50.0) for side in zip(*values, strict=True)]
         a, b = medians or (None, None)
         rows.append(Row(name, decides, a, b, ratio))
-    verdict, why = _overall(rows)
+    verdict, why = _overall(rows, name_b)
     deltas = _deltas([(a.run, b.run) for a, b in ab])
     return Comparison(
         verdict, why, tuple(rows), deltas, len(ab), len(aa), smallest_effect, cache, tuple(bad), False, name_a, name_b
@@ -169,7 +169,7 @@ def _numbers(pairs: Sequence[tuple[float | None, float | None]]) -> list[tuple[f
     return [(math.nan if a is None else a, math.nan if b is None else b) for a, b in pairs]
 
 
-def _overall(rows: Sequence[Row]) -> tuple[Change, str]:
+def _overall(rows: Sequence[Row], who: str) -> tuple[Change, str]:
     """All deciding statistics the same: same. Some faster, none slower: faster. Mixed or unclear: undecided."""
     deciding = [row for row in rows if row.decides]
     found: dict[Change, list[str]] = {}
@@ -177,16 +177,16 @@ def _overall(rows: Sequence[Row]) -> tuple[Change, str]:
         found.setdefault(row.ratio.verdict, []).append(row.name)
     better, worse = found.get(Change.FASTER, []), found.get(Change.SLOWER, [])
     if better and worse:
-        return Change.UNDECIDED, f"B is faster in {', '.join(better)} and slower in {', '.join(worse)}: a trade"
+        return Change.UNDECIDED, f"{who} is faster in {', '.join(better)} and slower in {', '.join(worse)}: a trade"
     if worse:
-        return Change.SLOWER, f"B is slower in {', '.join(worse)}"
+        return Change.SLOWER, f"{who} is slower in {', '.join(worse)}"
     open_ones = found.get(Change.UNDECIDED, [])
     if better and not open_ones:
-        return Change.FASTER, f"B is faster in {', '.join(better)} and in none slower"
+        return Change.FASTER, f"{who} is faster in {', '.join(better)} and in none slower"
     if not open_ones:
         return Change.SAME, f"{', '.join(row.name for row in deciding)}: all the same"
     first = next(row for row in deciding if row.ratio.verdict is Change.UNDECIDED)
-    lead = f"B is faster in {', '.join(better)}, but " if better else ""
+    lead = f"{who} is faster in {', '.join(better)}, but " if better else ""
     return Change.UNDECIDED, f"{lead}{', '.join(open_ones)} undecided: {first.ratio.why}"
 
 
@@ -228,7 +228,7 @@ def compare_saved(
     for name, higher, decides in STATISTICS:
         ratio = _saved_ratio(name, a, b, aligned, smallest_effect, higher, draws)
         rows.append(Row(name, decides, statistic(name, a), statistic(name, b), ratio))
-    verdict, why = _overall(rows)
+    verdict, why = _overall(rows, name_b)
     why += "; one run each, so differences from run to run are not in the interval"
     deltas = _deltas([(a, b)]) if aligned else ()
     return Comparison(verdict, why, tuple(rows), deltas, 1, 0, smallest_effect, cache, (), True, name_a, name_b)

@@ -117,7 +117,7 @@ def _percentile(gate: Gate, run: RunMetrics, bound: float) -> GateResult:
     result = _judge(gate, bad, 1.0 - gate.q / 100.0, bound, quantile.value)
     notes = [f"{undefined} undefined"] if undefined else []
     notes += [f"{sum(not r.ok for r in run.judged)} failed"] if not all(r.ok for r in run.judged) else []
-    why = result.why + (f" ({', '.join(notes)}, counted as violations)" if notes else "")
+    why = result.why + (f"; {' and '.join(notes)} count as violations" if notes else "")
     return GateResult(
         gate, result.status, why, result.value, bound, result.n, result.violations, quantile.low, quantile.high,
         result.too_few,
@@ -189,7 +189,7 @@ def _judge(gate: Gate, bad: Sequence[float], allowed: float, bound: float, value
     """The binomial test: is the share of violations shown to be at most `allowed`, or shown to be more?"""
     n, total = len(bad), math.fsum(bad)
     violations = math.ceil(total - 1e-9)
-    seen = f"{violations} of {n} violate it, {100.0 * allowed:.3g} % may"
+    seen = f"{violations} of {n} violate it, {math.floor(allowed * n + 1e-9)} may ({100.0 * allowed:.3g} %)"
 
     def answer(status: Status, why: str, too_few: bool = False) -> GateResult:
         return GateResult(gate, status, why, value, bound, n, violations, too_few=too_few)

@@ -97,7 +97,8 @@ class Verdict:
         wanted = {Outcome.FAIL: Status.FAIL, Outcome.UNDECIDED: Status.UNDECIDED}.get(self.outcome)
         if wanted is None:
             return f"all {len(self.gates)} gates hold" if len(self.gates) > 1 else "the gate holds"
-        return "; ".join(f"{g.gate.text}: {g.value_text} ({g.why})" for g in self.gates if g.status is wanted)
+        verb = "fails" if wanted is Status.FAIL else "is open"
+        return "; ".join(f"{g.gate.text} {verb} at {g.value_text}: {g.why}" for g in self.gates if g.status is wanted)
 
 
 def judge(reasons: Iterable[Reason], gates: Sequence[GateResult]) -> Verdict:
