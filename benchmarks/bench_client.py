@@ -18,16 +18,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-import tempfile
-from pathlib import Path
 
 from _common import Report, arguments
 
-from paceline.measure.calibrate import LAG_LIMIT_MS, measure_against_mock
-from paceline.measure.mockapi import MockConfig, MockProcess
+from paceline.measure.calibrate import LAG_LIMIT_MS, carry_to_mock, measure_against_mock
+from paceline.measure.mockapi import MockConfig
 from paceline.measure.plan import Arrivals, BenchPlan, ClientPlan, Length, Load, Prompts, Target
 from paceline.measure.records import RequestRecord, SelfCheck
-from paceline.measure.runner import run
 from paceline.measure.stats import percentile
 
 TARGET_STREAMS = 200
@@ -87,15 +84,13 @@ def schedule_case(report: Report, quick: bool) -> None:
     # The stall begins between two arrivals: a hair of jitter must not decide on which side of it one falls.
     count, stall_at, stall_for = (300, 0.995, 0.205) if quick else (1000, 4.995, 1.005)
     config = MockConfig(service_ms=1.0, stall_at_s=stall_at, stall_for_s=stall_for, log=False)
-    plan_client = ClientPlan(self_check=False, warmup_requests=0, connections=128)
-    with MockProcess(config) as mock, tempfile.TemporaryDirectory() as folder:
-        plan = BenchPlan(
-            target=Target(url=mock.url, metrics_url=""),
-            load=Load(arrivals=Arrivals.CONSTANT, rate=100, requests=count),
-            prompts=Prompts(input=Length(value=16), output=Length(value=1)),
-            client=plan_client,
-        )
-        records = run(plan, Path(folder) / "run").records()
+    plan = BenchPlan(
+        target=Target(url="http://127.0.0.1:1"),
+        load=Load(arrivals=Arrivals.CONSTANT, rate=100, requests=count),
+        prompts=Prompts(input=Length(value=16), output=Length(value=1)),
+        client=ClientPlan(connections=128),
+    )
+    records = asyncio.run(carry_to_mock(plan, config)).records
     latencies = [1e3 * ((r.closed_s or 0.0) - r.scheduled_s) for r in records if r.ok]
     for q, expected in QUICK_EXPECTED if quick else EXPECTED:
         report.add(f"stalled server, p{q:g} (should be {expected:g})", [percentile(latencies, q) or 0.0], "ms")

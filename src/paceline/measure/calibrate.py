@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import tempfile
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -79,24 +80,40 @@ async def measure_against_mock(
     small: BenchPlan, *, ttft_ms: float = MOCK_TTFT_MS, itl_ms: float = MOCK_ITL_MS
 ) -> SelfCheck:
     """Carry `small` to a mock of this pace; the client's error."""
-    loop = asyncio.get_running_loop()
+    return judge(small, await carry_to_mock(small, MockConfig(ttft_ms=ttft_ms, itl_ms=itl_ms)), ttft_ms, itl_ms)
+
+
+# By response id: when its request came, offsets planned, and when each was really written.
+Logs = dict[str, tuple[float, list[float], list[float]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """What came of a load on the mock, seen from both ends."""
+
+    records: list[RequestRecord]
+    health: list[WorkerSample]
+    logs: Logs
+
+
+async def carry_to_mock(plan: BenchPlan, config: MockConfig) -> Carried:
+    """The plan's load on a fresh mock and nothing else on it: no probe, no warm-up."""
     with tempfile.TemporaryDirectory(prefix="paceline-check-") as folder:
         path = Path(folder)
-        (path / "schedule.jsonl").write_bytes(encode(build_schedule(small)))
-        with MockProcess(MockConfig(ttft_ms=ttft_ms, itl_ms=itl_ms)) as mock:
-            plan = _aimed(small, mock.url)
+        (path / "schedule.jsonl").write_bytes(encode(build_schedule(plan)))
+        with MockProcess(config) as mock:
             fleet = Fleet(lambda said: None)  # the workers' own files tell all
             try:
-                await fleet.start(jobs_for(plan, path))
-                t0 = fleet.go()
+                await fleet.start(jobs_for(_aimed(plan, mock.url), path))
+                fleet.go()
                 await fleet.wait()
             finally:
                 await fleet.close()
-            logs = await loop.run_in_executor(None, lambda: httpx.get(f"{mock.url}/_log", timeout=30).json())
+            logs = await asyncio.to_thread(lambda: httpx.get(f"{mock.url}/_log", timeout=30, trust_env=False).json())
         workers = range(plan.client.workers)
         records = [row for w in workers for row in read_rows(path / f"records.w{w}.jsonl", RequestRecord)]
         health = [row for w in workers for row in read_rows(path / f"health.w{w}.jsonl", WorkerSample)]
-    return judge(plan, records, health, logs, t0, ttft_ms, itl_ms)
+    return Carried(records, health, logs)
 
 
 def _aimed(plan: BenchPlan, url: str) -> BenchPlan:
@@ -118,19 +135,9 @@ def jobs_for(plan: BenchPlan, folder: Path) -> list[WorkerJob]:
     ]
 
 
-Logs = dict[str, tuple[float, list[float], list[float]]]
-
-
-def judge(
-    plan: BenchPlan,
-    records: list[RequestRecord],
-    health: list[WorkerSample],
-    logs: Logs,
-    t0: float,
-    ttft_ms: float,
-    itl_ms: float,
-) -> SelfCheck:
+def judge(plan: BenchPlan, carried: Carried, ttft_ms: float, itl_ms: float) -> SelfCheck:
     """Errors of the client's times against the script: TTFT from the schedule, gaps between events."""
+    records, health, logs = carried.records, carried.health, carried.logs
     ttft: list[float] = []
     gaps: list[float] = []
     mock_late: list[float] = []

@@ -107,7 +107,7 @@ class Worker:
     async def run(self, t0: float) -> None:
         """Carry the load from t0 on and return when all of it has ended."""
         self._client.t0 = t0
-        self._alarm.at(t0, self._sample_later)
+        self._alarm.at(t0 + SAMPLE_S, self._sample_later)
         self._tick(t0)
         if self._closed:
             self._start_slots(t0)
