@@ -80,7 +80,7 @@ def number(value: float) -> str:
     """A tick without needless digits."""
     if abs(value) >= 1e4:
         return f"{value / 1e3:g}k" if abs(value) < 1e6 else f"{value / 1e6:g}M"
-    return f"{round(value, 10):g}"
+    return f"{round(value, 10) + 0.0:g}"  # + 0.0: no minus sign before a zero
 
 
 def seconds(value: float) -> str:
