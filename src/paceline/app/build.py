@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from paceline.app import memory, store
-from paceline.app.settings import KVSettings, LogSettings, ModelSettings, SchedulerSettings, Settings
+from paceline.app.config import resolve
+from paceline.app.settings import TABLE, KVSettings, LogSettings, ModelSettings, SchedulerSettings, Settings
 from paceline.core.calllog import RecordedScheduler
 from paceline.core.config import SchedulerConfig
 from paceline.core.protocols import Backend
@@ -75,6 +76,21 @@ def plan_engine(
         kv=settings.kv,
         log=log,
     )
+
+
+def plan_from_arguments(caller: str, model: str, arguments: Mapping[str, Any]) -> EngineSpec:
+    """`plan_engine` for settings given as arguments of `caller`; neither file nor environment is read."""
+    return plan_engine(settings_from_arguments(caller, model, arguments))
+
+
+def settings_from_arguments(caller: str, model: str, arguments: Mapping[str, Any]) -> Settings:
+    """Check them. Raises ConfigError naming the argument."""
+    known = [name for name, entry in TABLE.items() if entry.slice in ("model", "scheduler", "kv")]
+    unknown = next((name for name in arguments if name not in known), None)
+    if unknown is not None:
+        raise ConfigError(f"{caller} has no setting {unknown!r}; known: {', '.join(known)}")
+    given = {"model": model, **arguments}
+    return resolve(given, flag_label=lambda entry: f"{caller}({entry.name}=...)").settings
 
 
 def start_engine(config: dict[str, Any], report_stage: ReportStage) -> EngineParts:

@@ -39,6 +39,16 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class Delta:
+    """What has become visible of one answer since the last one; the last of each answer carries the whole."""
+
+    index: int  # of the prompt
+    text: str
+    tokens: int  # new tokens behind it
+    answer: Answer | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingOptions:
     """What a caller may say about sampling: `SamplingParams`, with text to stop at and the model's own ends."""
 
