@@ -23,7 +23,7 @@ from paceline.core.step import FinishReason
 from paceline.engine.child import watch_lifeline
 from paceline.engine.client import EngineClient, EngineLaunch, EngineState, RestartPolicy, Stream
 from paceline.engine.messages import EngineStats, Stage
-from paceline.engine.process import EngineProcess
+from paceline.engine.process import EngineProcess, _code_of_dying, wait_for_death
 from paceline.errors import (
     BadRequest,
     ConfigError,
@@ -679,3 +679,21 @@ def test_an_idle_engine_does_not_spin() -> None:
             assert cpu_ticks() - before <= 0.1 * os.sysconf("SC_CLK_TCK")  # a spinning loop takes 15 times that
 
     run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_process_that_is_dying_slowly_is_told_from_one_that_runs() -> None:
+    code = (
+        "import mmap, sys; m = mmap.mmap(-1, 1 << 30); m.write(b'x' * (1 << 30)); print(flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert _code_of_dying(child.pid) is None
+        child.kill()
+        assert wait_for_death(child) == -signal.SIGKILL
+
+
+def test_an_exit_code_is_passed_on() -> None:
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], stdin=subprocess.PIPE) as child:
+        assert wait_for_death(child) == 3

@@ -2,7 +2,8 @@
 
 folder (0700) ── socket        made for this process, removed as soon as it has connected
 pipe           ── its stdin    open as long as we live; when it closes, the engine ends itself
-thread         ── waitpid      returns the moment the process dies, whatever killed it
+thread         ── waitpid      returns when the process is gone, whatever killed it; before that, /proc tells that it
+                               is going: the kernel takes a second for each few GiB that it has to take back first
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from paceline.errors import ConfigError, EngineDead, PacelineError
 log = logging.getLogger("paceline.engine")
 
 _MOST_PATH_BYTES = 100  # of a Unix socket's path; the kernel takes 107, macOS 103
+_GLANCE_S = 0.1  # how often a living process is looked at
+_PF_EXITING = 0x4  # in linux/sched.h
 _READ_BURST = 64  # reports handled before the event loop gets a turn
 
 
@@ -140,9 +143,10 @@ class EngineProcess:
             self.kill("one of its reports could not be handled")
 
     def _wait(self) -> None:
-        code = self._popen.wait()
+        code = wait_for_death(self._popen)
         with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(self._on_exit, code)
+        self._popen.wait()
 
     def _on_exit(self, code: int) -> None:
         if self.ended.done():
@@ -166,6 +170,27 @@ def _encode_start(launch: EngineLaunch) -> bytes:
         return encode(Start(launch.factory, dict(launch.config)))
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"the engine's configuration cannot be sent to its process: {error}") from error
+
+
+def wait_for_death(popen: subprocess.Popen[bytes]) -> int:
+    """Wait until the process has ended, or is ending and will never run again; its exit code as `Popen` gives it."""
+    while True:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return popen.wait(_GLANCE_S)
+        code = _code_of_dying(popen.pid)
+        if code is not None:
+            return code
+
+
+def _code_of_dying(pid: int) -> int | None:
+    """The exit code of a process that the kernel is taking apart; None if it runs, or where there is no /proc."""
+    try:
+        # Fields of proc(5), counted from the one after the name, which may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
+        flags, status = int(fields[6]), int(fields[49])
+    except (OSError, IndexError, ValueError):
+        return None
+    return os.waitstatus_to_exitcode(status) if flags & _PF_EXITING else None
 
 
 def describe_exit(code: int) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +49,8 @@ class KVPool:
         self.device = torch.device(device)
         self.dtype = dtype
         shape = (num_blocks + 1, block_size)
-        self.keys = [torch.zeros(*shape, s.kv_heads, s.k_dim, device=self.device, dtype=dtype) for s in self.specs]
-        self.values = [torch.zeros(*shape, s.kv_heads, s.v_dim, device=self.device, dtype=dtype) for s in self.specs]
+        self.keys = [_zeros((*shape, s.kv_heads, s.k_dim), self.device, dtype) for s in self.specs]
+        self.values = [_zeros((*shape, s.kv_heads, s.v_dim), self.device, dtype) for s in self.specs]
 
     @property
     def nbytes(self) -> int:
@@ -65,3 +67,14 @@ class KVPool:
         index = torch.tensor(blocks, dtype=torch.int64, device=self.device)
         for tensor in (*self.keys, *self.values):
             tensor.index_fill_(0, index, 0)
+
+
+def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Zeros; on a CPU, pages that the kernel provides when they are first written, so that a large pool costs nothing.
+
+    `torch.zeros` writes them all: seconds at start-up, and as long again to take them back when the process is killed.
+    """
+    if device.type != "cpu":
+        return torch.zeros(shape, device=device, dtype=dtype)
+    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+    return torch.from_numpy(pages).view(dtype).view(shape)
