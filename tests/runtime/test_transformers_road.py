@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -173,6 +174,40 @@ def test_what_the_road_reports(name: str, tmp_path: Path) -> None:
     else:
         assert windows == [7, None, 7, None]
         assert heads == {(2, 12, 12)}
+
+
+def test_mxfp4_experts_are_unpacked(tmp_path: Path) -> None:
+    """gpt-oss as it is published: values of four bits, a power of two for each 32 of them."""
+    reference = tiny("GptOss", tmp_path, intermediate_size=32)
+    tensors = load_file(tmp_path / "model.safetensors")
+    magnitudes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = torch.cat((magnitudes, -magnitudes))
+    for layer in range(4):
+        experts = reference.model.layers[layer].mlp.experts
+        for name in ("gate_up_proj", "down_proj"):
+            parameter = getattr(experts, name)  # [experts, in, out]
+            count, width, rows = parameter.shape
+            blocks = torch.randint(0, 256, (count, rows, width // 32, 16), dtype=torch.uint8)
+            scales = torch.randint(122, 126, (count, rows, width // 32), dtype=torch.uint8)
+            pairs = torch.stack((values[(blocks & 15).long()], values[(blocks >> 4).long()]), dim=-1)
+            exact = pairs.flatten(-2) * torch.exp2(scales.float() - 127)[..., None]
+            parameter.data = exact.reshape(count, rows, width).transpose(1, 2).contiguous()
+            full_name = f"model.layers.{layer}.mlp.experts.{name}"
+            del tensors[full_name]
+            tensors |= {f"{full_name}_blocks": blocks, f"{full_name}_scales": scales}
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    change_config(tmp_path, quantization_config={"quant_method": "mxfp4"})
+    assert_equals_generate(reference, load_model(tmp_path))
+
+
+def test_a_step_without_logits(tmp_path: Path) -> None:
+    """Chunks that end before their prompt does ask for none."""
+    tiny("Gemma2", tmp_path)
+    loaded = load_model(tmp_path)
+    pool = KVPool(loaded.model.kv_specs, 2, 4)
+    batch = batch_of([[1, 2, 3]], [0], [[0]], block_size=4, scratch_block=pool.scratch_block)
+    with torch.inference_mode():
+        assert loaded.model.forward(replace(batch, logit_rows=batch.logit_rows[:0]), pool).shape == (0, VOCAB)
 
 
 def test_bfloat16_runs(tmp_path: Path) -> None:

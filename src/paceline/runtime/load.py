@@ -15,7 +15,13 @@ from torch import Tensor
 from paceline.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
 from paceline.runtime.formats.config import ModelConfig, config_from_hf, is_native_config
 from paceline.runtime.formats.digest import files_digest
-from paceline.runtime.formats.folder import TOKENIZER_FILES, eos_token_ids, read_config
+from paceline.runtime.formats.folder import (
+    TOKENIZER_FILES,
+    UNPACKED,
+    eos_token_ids,
+    quantization_method,
+    read_config,
+)
 from paceline.runtime.formats.gguf import open_gguf
 from paceline.runtime.formats.safetensors import PICKLED, SafetensorsWeights, weight_files
 from paceline.runtime.formats.weights import CheckpointWeights, check_weights
@@ -138,12 +144,11 @@ def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype, limit: int 
 def _load_folder(
     folder: Path, raw: dict[str, Any], device: torch.device, dtype: torch.dtype, limit: int | None, report: Progress
 ) -> _Built:
-    quantization = raw.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+    method = quantization_method(raw)
+    if method is not None and method not in UNPACKED:
         raise UnsupportedModel(f"{folder}: weights quantized with {method!r} are not read; use the unquantized model")
     eos = eos_token_ids(folder, raw)
-    config = _native_config(folder, raw)
+    config = _native_config(folder, raw) if method is None else None
     if config is not None:
         weights = SafetensorsWeights(folder, dtype)
         return _build_native(config, weights, device, dtype, eos, limit, report)

@@ -24,6 +24,9 @@ TOKENIZER_FILES = (
     "tekken.json",
 )
 
+# Quantized forms that transformers unpacks while it reads, to run as any other model does.
+UNPACKED = ("mxfp4",)
+
 
 def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file. Raises CorruptModel if it is not one."""
@@ -42,6 +45,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ModelNotFound(f"{folder}: no config.json here, so this is not a model folder")
     return read_json(path)
+
+
+def quantization_method(config: Mapping[str, Any]) -> str | None:
+    """How a config.json says the weights are quantized; None where they are not."""
+    found = config.get("quantization_config")
+    if not found:
+        return None
+    return str(found.get("quant_method")) if isinstance(found, Mapping) else str(found)
 
 
 def eos_token_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from paceline.errors import ConfigError, CorruptModel, UnsupportedModel
 from paceline.runtime.batch import RaggedBatch, batch_of
-from paceline.runtime.formats.folder import read_config
+from paceline.runtime.formats.folder import quantization_method, read_config
 from paceline.runtime.formats.safetensors import SafetensorsWeights
 from paceline.runtime.kernels.kvpool import KVPool
 from paceline.runtime.models.transformers_attention import NAME, Layer, Probe, Step, register, running
@@ -139,10 +139,13 @@ def _refuse(folder: Path, config: Any, model_class: Any) -> None:
 
 def _read(folder: Path, config: Any, model_class: Any, dtype: torch.dtype) -> Any:
     """The model with its weights. Raises CorruptModel where tensors are missing or have other shapes."""
+    from transformers import Mxfp4Config
     from transformers.utils import logging
 
-    quiet = logging.is_progress_bar_enabled()
+    bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
+    packed = quantization_method(read_config(folder)) == "mxfp4"
+    unpack = {"quantization_config": Mxfp4Config(dequantize=True)} if packed else {}
     try:
         module, found = model_class.from_pretrained(
             folder,
@@ -153,11 +156,12 @@ def _read(folder: Path, config: Any, model_class: Any, dtype: torch.dtype) -> An
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # they are reported below, in one line
+            **unpack,
         )
     except (OSError, RuntimeError, ValueError, KeyError) as error:
         raise CorruptModel(f"{folder}: transformers cannot load the weights ({_one_line(error)})") from error
     finally:
-        if quiet:
+        if bars:
             logging.enable_progress_bar()
     for name in sorted(found["missing_keys"]):
         raise CorruptModel(f"{folder}: tensor {name} is missing")
