@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from typing import Any
 
 import httpx
@@ -155,3 +156,33 @@ def test_many_streams_at_once(live: Live) -> None:
     words = {i: live.tokenizer.encode(f" answer number {i}") for i in range(64)}
     live.engine.backend.script = lambda spec: words[spec.prompt[0] - 100]
     assert asyncio.run(all_of_them()) == [f" answer number {i}" for i in range(64)]
+
+
+@pytest.mark.slow
+def test_a_thousand_slow_readers(default_tokenizer: Tokenizer) -> None:
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip("needs 4096 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+    try:
+        with live_server(default_tokenizer, num_blocks=40_000, max_num_seqs=1024) as live:
+            live.small_send_buffers()
+            live.says(" word" * 100)
+            slow = [connect(live, receive_buffer=2048) for _ in range(1000)]
+            for connection in slow:
+                send_chat(connection, stream=True, logprobs=True, top_logprobs=20, max_tokens=64)
+            live.until(lambda: live.metric("paceline:generation_tokens_total") == 1000 * 64)
+            live.says(" one two three")
+            for _ in range(10):
+                began = time.monotonic()
+                assert live.chat().json()["choices"][0]["message"]["content"] == " one two three"
+                assert time.monotonic() - began < 1
+            assert not live.call(lambda: live.server.context.idle.is_set()), "the readers were not slow enough"
+            for connection in slow:
+                connection.close()
+            live.until(lambda: live.call(lambda: live.server.context.idle.is_set()))
+            live.until_idle()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -115,6 +115,10 @@ def test_dead_engine_ends_every_request_and_the_server(default_tokenizer: Tokeni
         assert whole["response"].status_code == 503
         assert whole["response"].json()["error"]["code"] == "engine_dead"
         assert live.join() == 1
+        labels = {"model_name": "tiny-test", "finished_reason": "error"}
+        registry = live.server.context.metrics.registry
+        assert registry.get_sample_value("paceline:request_success_total", labels) == 2
+        assert registry.get_sample_value("paceline:requests_aborted_total", {"model_name": "tiny-test"}) is None
 
 
 def test_stream_that_has_not_begun_gets_a_status(default_tokenizer: Tokenizer) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from paceline.core.step import Finish, FinishReason, TokenLogprob
@@ -71,10 +72,10 @@ class Choice:
                 return
         raise EngineDead(f"request {self.job.spec.request_id} ended without a finish")
 
-    async def aclose(self) -> None:
-        """Let go of the stream; cancels the request if it still runs."""
+    async def aclose(self, *, lost: bool) -> None:
+        """Let go of the stream; cancels the request if it still runs. `lost`: it cannot, since the engine died."""
         if not self._ended:
-            self._metrics.note_abandoned()
+            self._metrics.note_cut_off(lost=lost)
         await self._stream.aclose()
 
     def _take(self, update: Update) -> ChoiceEvent | None:
@@ -178,13 +179,15 @@ class Generation:
             if not submit.cancelled() and submit.exception() is None:
                 await submit.result().aclose()
 
-    async def __aexit__(self, *_: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for pump in self._pumps:
             pump.cancel()
         if self._pumps:
             await asyncio.wait(self._pumps)
         for choice in self.choices:
-            await choice.aclose()
+            await choice.aclose(lost=isinstance(error, EngineDead))
 
     @property
     def prompt_tokens(self) -> int:

@@ -95,10 +95,11 @@ class ServeMetrics:
         if finish.output_tokens > 1:
             self._per_token.observe(decode / (finish.output_tokens - 1))
 
-    def note_abandoned(self) -> None:
-        """A client went away while its request ran."""
-        self._success.labels("abort").inc()
-        self._aborted.labels().inc()
+    def note_cut_off(self, *, lost: bool) -> None:
+        """A request ended without the engine's word: the engine is dead (`lost`), or its client has gone."""
+        self._success.labels("error" if lost else "abort").inc()
+        if not lost:
+            self._aborted.labels().inc()
 
     def note_error(self, status: int, code: str) -> None:
         """An error went to a client, as an answer or at the end of a stream."""

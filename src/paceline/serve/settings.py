@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.errors import ConfigError
 from paceline.serve.keys import ApiKey
 
 
@@ -36,4 +37,5 @@ class ServeSettings:
     drain_s: float = 30.0  # how long running requests may go on after SIGTERM
 
     def __post_init__(self) -> None:
-        assert (self.tls_certfile is None) == (self.tls_keyfile is None), "TLS needs both a certificate and a key"
+        if (self.tls_certfile is None) != (self.tls_keyfile is None):
+            raise ConfigError("TLS needs a certificate and its private key, both or neither")
