@@ -119,6 +119,11 @@ def test_reference_inputs_are_all_there() -> None:
     assert not {f"T{number:02d}" for number in wanted} - ids - {"T04", "T32", "T13"}
 
 
+def test_the_documentation_counts_right() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text()
+    assert f"{len(CASES)} scripted streams and {len(load_computed())} computed cases" in text
+
+
 def test_other_clients_can_use_it() -> None:
     """The official client against the server: by base URL, and by model name."""
 

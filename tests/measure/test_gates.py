@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 import random
+import re
+from pathlib import Path
 
 import pytest
 
 from paceline.errors import ConfigError
+from paceline.measure import gate_parser
 from paceline.measure.gates import Status, evaluate, joint_confidence, parse_gate
 from paceline.measure.records import ErrorClass
 from paceline.measure.slo import format_seconds, parse_duration, parse_slos
@@ -94,6 +97,18 @@ def test_relative_bounds(text: str, factor: float, offset: float) -> None:
 def test_bad_gates_say_what_is_wrong(text: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=hint.replace("+", r"\+")):
         parse_gate(text)
+
+
+def test_gates_of_the_documentation_can_be_read() -> None:
+    """Every gate in the table of docs/measuring.md and in the parser's own docstring."""
+    text = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text()
+    table = text[text.index("## Gates") : text.index("claims that at most")]
+    found = [gate for gate in re.findall(r"`([^`]+)`", table) if re.search(r"[<>]=", gate)]
+    assert len(found) >= 12
+    doc = gate_parser.__doc__ or ""
+    found += [re.split(r"\s{3,}", line.strip())[0] for line in doc.splitlines() if re.search(r"[<>]=", line)]
+    for gate in found:
+        parse_gate(gate)
 
 
 def test_durations() -> None:
