@@ -7,10 +7,18 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from paceline.app.store import default_cache_dir, find_known
 from paceline.runtime.load import LoadedModel, load_model
 from tests.runtime.reference import Reference
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Threads that meet at every operation lose more on a busy machine than they win on an idle one."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -33,9 +41,6 @@ def default_model(default_path: Path) -> LoadedModel:
 @pytest.fixture(scope="session")
 def reference(default_path: Path) -> Reference:
     """The default model as transformers reads and runs it."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         model = AutoModelForCausalLM.from_pretrained(

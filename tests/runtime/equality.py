@@ -7,7 +7,7 @@ tie was decided otherwise, it submits the prompt again with transformers' choice
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from random import Random
 
@@ -68,6 +68,10 @@ class Workload:
     counts: tuple[int, ...]
     block_size: int
     max_model_len: int
+
+    def part(self, first: int, step: int) -> Workload:
+        """Every `step`-th request."""
+        return replace(self, prompts=self.prompts[first::step], counts=self.counts[first::step])
 
     def num_blocks(self, *, few: bool) -> int:
         """Room for all at once, or for little more than the longest."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.step import Admission, RequestSpec, StepPlan, StepResult
-from paceline.runtime.backend import NOT_FINITE, ModelBackend
+from paceline.runtime.backend import NOT_FINITE, ModelBackend, OutOfMemory
 from paceline.runtime.batch import RaggedBatch
 from paceline.runtime.kernels.kvpool import KVPool, KVSpec
 from paceline.runtime.load import LoadedModel, ModelInfo
@@ -112,6 +112,7 @@ def test_prompt_logprobs_equal_transformers(default_model: LoadedModel, referenc
 # --- duties, on a model of a few lines ------------------------------------------------------------------------------
 
 POISON = 9  # a token whose keys are NaN
+TOO_MANY = 100  # tokens in one step that the toy has no memory for
 
 
 class Toy:
@@ -124,6 +125,8 @@ class Toy:
         self.rows_computed = 0
 
     def forward(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
+        if batch.num_tokens >= TOO_MANY:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 PiB")
         values = batch.token_ids.float()[:, None, None]
         pool.write(0, batch.slot_mapping, torch.where(values == POISON, torch.nan, values), values)
         logits = torch.zeros(batch.num_tokens, 10)
@@ -187,6 +190,16 @@ def test_prompt_scores_that_are_not_finite_fail_their_row() -> None:
     result = plans.run([("a", 0, 2, (0,), False)], admitted=(admit("a", (1, POISON, 2), asks),))
     assert result.failures == ((0, NOT_FINITE),)
     assert result.prompt_logprobs == ()
+
+
+def test_a_step_too_large_for_the_memory_takes_its_own_requests_alone() -> None:
+    plans, _ = toy(num_blocks=40)
+    plans.run([("a", 0, 2, (0,), True)], admitted=(admit("a", (1, 2)),))
+    with pytest.raises(OutOfMemory, match="a step of 120 tokens does not fit the memory of cpu") as caught:
+        plans.run([("b", 0, 120, tuple(range(1, 31)), True)], admitted=(admit("b", (1,) * 120),))
+    assert caught.value.recoverable
+    result = plans.run([("a", 2, 1, (), True)], released=("b",))
+    assert result.tokens == ((6,),)
 
 
 def test_shared_blocks_keep_what_they_hold() -> None:

@@ -55,8 +55,10 @@ def expect(report: Report, cell: Cell) -> None:
 
 @pytest.mark.parametrize("cell", PAIRWISE, ids=str)
 def test_default_model(default_model: LoadedModel, reference: Reference, ties: Ties, cell: Cell) -> None:
-    report = check(default_model, reference, WORKLOAD, cell)
-    ties.note(WORKLOAD, report)
+    # One at a time is slow: the cells that do so take half of the requests each, in turns.
+    workload = WORKLOAD.part(PAIRWISE.index(cell) // 2 % 2, 2) if cell.alone else WORKLOAD
+    report = check(default_model, reference, workload, cell)
+    ties.note(workload, report)
     expect(report, cell)
 
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.step import Admission, StepPlan, StepResult, TokenLogprob
+from paceline.errors import EngineError
 from paceline.runtime.batch import RaggedBatch, build_batch
 from paceline.runtime.kernels.kvpool import KVPool
 from paceline.runtime.load import LoadedModel
@@ -19,6 +20,12 @@ from paceline.runtime.sampling import SamplerState, sample
 from paceline.runtime.sequences import SequenceTable
 
 NOT_FINITE = "the model gave logits that are not finite"
+
+
+class OutOfMemory(EngineError):
+    """The device's memory did not hold this step. Its requests are lost, those outside of it are whole."""
+
+    recoverable = True  # the engine loop asks
 
 
 @dataclass(slots=True)
@@ -38,7 +45,7 @@ class ModelBackend:
 
     A row whose logits are not finite ends in `StepResult.failures` and the others go on. Blocks are zeroed when they
     change hands: attention masks a slot that is not written yet, but zero times the NaN of a former owner is NaN.
-    Any other error of the model (out of memory, say) leaves `execute` as it is.
+    A step that does not fit the device's memory raises OutOfMemory; any other error of the model is raised as it is.
     """
 
     def __init__(self, loaded: LoadedModel, num_blocks: int, block_size: int) -> None:
@@ -67,7 +74,13 @@ class ModelBackend:
         self._give_blocks(plan, sequences)
         step = _Step(plan, sequences)
         if step.rows:
-            self._compute(step)
+            try:
+                self._compute(step)
+            except torch.OutOfMemoryError as error:
+                for sequence in sequences:
+                    sequence.failed = True
+                message = f"a step of {plan.num_tokens} tokens does not fit the memory of {self._device}"
+                raise OutOfMemory(f"{message}: lower max_num_batched_tokens") from error
         return StepResult(
             plan.step,
             tuple(step.tokens),
