@@ -200,6 +200,17 @@ def test_mxfp4_experts_are_unpacked(tmp_path: Path) -> None:
     assert_equals_generate(reference, load_model(tmp_path))
 
 
+def test_a_loaded_model_is_out_of_reach_of_its_file(tmp_path: Path) -> None:
+    tiny("Granite", tmp_path)
+    module = load_model(tmp_path).model.module  # type: ignore[attr-defined]
+    before = {name: tensor.clone() for name, tensor in module.named_parameters()}
+    path = tmp_path / "model.safetensors"
+    with path.open("r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(b"\x00" * (path.stat().st_size // 2))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.named_parameters())
+
+
 def test_a_step_without_logits(tmp_path: Path) -> None:
     """Chunks that end before their prompt does ask for none."""
     tiny("Gemma2", tmp_path)

@@ -74,6 +74,7 @@ def load_transformers(
     register()
     progress("read", 0.0)
     module = _read(folder, config, model_class, dtype).to(device).eval()
+    _own_memory(module)
     progress("read", 1.0)
     longest, notes = _fix_length(config, module, max_model_len)
     progress("verify", 0.0)
@@ -168,6 +169,17 @@ def _read(folder: Path, config: Any, model_class: Any, dtype: torch.dtype) -> An
     for name, have, want in sorted(found["mismatched_keys"]):
         raise CorruptModel(f"{folder}: tensor {name} has shape {list(have)}, the config asks for {list(want)}")
     return module
+
+
+def _own_memory(module: nn.Module) -> None:
+    """Copy every tensor that still is a view of its file, one at a time.
+
+    Where no conversion was needed, a CPU's parameters are the mapped file itself: someone who writes over it would
+    change a model that is being served, under the name of its old content.
+    """
+    for tensor in (*module.parameters(), *module.buffers()):
+        if tensor.device.type == "cpu":
+            tensor.data = tensor.data.clone(memory_format=torch.contiguous_format)
 
 
 def _fix_length(config: Any, module: nn.Module, limit: int | None) -> tuple[int, tuple[str, ...]]:
