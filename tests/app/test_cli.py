@@ -22,7 +22,7 @@ GREEDY = ("--temperature", "0", "--max-tokens", "12")
 HEAVY = ("torch", "transformers", "numpy", "tokenizers", "starlette", "uvicorn", "huggingface_hub", "httpx", "zmq")
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["serve", "--help"], ["models"], ["config"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["serve", "--help"], ["bench", "--help"], ["models"]])
 def test_what_only_informs_loads_nothing_heavy(arguments: list[str]) -> None:
     script = (
         "import sys\n"

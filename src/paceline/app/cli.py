@@ -12,8 +12,10 @@ from typing import Annotated
 
 import typer
 
+import paceline.measure.cli  # noqa: F401  # puts the commands into `bench`
 from paceline.app.commands import chat, generate, keys, models, serve, show
 from paceline.errors import ConfigError, EngineError, ModelError, ModelNotFound, PacelineError, RequestError
+from paceline.measure.cli_base import app as bench
 from paceline.version import __version__
 
 # As sysexits.h numbers them, the most special error first.
@@ -36,6 +38,7 @@ app = typer.Typer(
 )
 for group in (serve, chat, generate, models, show, keys):
     group.register(app)
+app.add_typer(bench)
 
 
 def _print_version(wanted: bool) -> None:
