@@ -38,6 +38,8 @@ def check_plan(plan: BenchPlan) -> BenchPlan:
     """The load of a plan in small: its concurrency or rate, short prompts, the mock's pace."""
     load = plan.load
     output = Length(value=CHECK_TOKENS)
+    if load.arrivals is not Arrivals.CLOSED:
+        output = Length(value=round(min(CHECK_TOKENS, max(2.0, plan.prompts.output.value))))
     if load.arrivals is Arrivals.CLOSED:
         small = Load(arrivals=Arrivals.CLOSED, concurrency=load.concurrency, requests=load.concurrency, stagger_s=1.0)
     else:

@@ -115,7 +115,7 @@ def _notes(analysis: Analysis) -> Iterable[str]:
     p95 = run.latencies["ttft"].quantile(95.0) if "ttft" in run.latencies else None
     if p95 is not None and p95.value is not None:
         yield f"TTFT p95 lies between {interval(p95)} (95 %)"
-    if run.goodput.share is not None:
+    if run.goodput.slos and run.goodput.share is not None:
         objectives = ", ".join(map(str, run.goodput.slos))
         yield f"goodput {percent(run.goodput.share)} of those sent met {objectives}"
     if check is not None and check.ttft_error_p50_ms is not None:

@@ -5,6 +5,7 @@
     warmup.jsonl            requests before the run (RequestRecord)
     records.w0.jsonl ...    one line per finished request, one file per worker (RequestRecord)
     health.w0.jsonl ...     how the worker felt (WorkerSample)
+    recount.jsonl           output tokens by the client's tokenizer, where the server told none (Recount)
     server.jsonl            /metrics readings (ScrapeRecord)
 
 Only the last line of a file can be torn, and a torn line is skipped (and cut off before a resumed run appends).
@@ -20,7 +21,7 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.measure.records import Manifest, Phase, RequestRecord, ScrapeRecord, WorkerSample
+from paceline.measure.records import Manifest, Phase, Recount, RequestRecord, ScrapeRecord, WorkerSample
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
@@ -125,6 +126,10 @@ class RunFolder:
         return self.path / "warmup.jsonl"
 
     @property
+    def recount_path(self) -> Path:
+        return self.path / "recount.jsonl"
+
+    @property
     def server_path(self) -> Path:
         return self.path / "server.jsonl"
 
@@ -152,7 +157,14 @@ class RunFolder:
             key = (record.phase, record.id)
             if key not in last or last[key].segment <= record.segment:
                 last[key] = record
-        return sorted(last.values(), key=lambda r: (r.scheduled_s, r.index, r.turn))
+        counts = {row.id: row.tokens for row in read_rows(self.recount_path, Recount)}
+        rows = [
+            msgspec.structs.replace(row, client_tokens=counts[row.id])
+            if row.phase is Phase.MEASURE and row.id in counts
+            else row
+            for row in last.values()
+        ]
+        return sorted(rows, key=lambda r: (r.scheduled_s, r.index, r.turn))
 
     def samples(self) -> list[WorkerSample]:
         """Health of all workers in order of time."""

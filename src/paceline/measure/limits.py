@@ -8,6 +8,7 @@ from typing import Any
 from paceline.errors import ConfigError
 
 SPARE_FILES = 64  # what a process needs beside its connections
+FILES_WISHED = 1 << 16  # an open loop without a cap may need far more than it opens first
 _PORT_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
@@ -40,7 +41,7 @@ def ports_available() -> int | None:
 def check_limits(connections: int, workers: int) -> dict[str, Any]:
     """Make sure that so many connections can be open at once. Raises ConfigError, else tells the limits."""
     per_worker = -(-connections // workers) + SPARE_FILES
-    files = raise_file_limit(per_worker)
+    files = raise_file_limit(max(per_worker, FILES_WISHED))
     if files < per_worker:
         raise ConfigError(
             f"{connections} connections in {workers} processes need {per_worker} open files each, and the limit is "

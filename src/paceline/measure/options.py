@@ -86,6 +86,9 @@ class BenchOptions:
     warmup: Annotated[int, _plain(_CLIENT, "Requests before the run, with other prompts.")] = 8
     self_check: Annotated[bool, _plain(_CLIENT, "Measure the client's own error first.")] = True
     keep_text: Annotated[bool, _plain(_CLIENT, "Keep the answers' text in the records.")] = True
+    tokenizer: Annotated[
+        Path | None, _plain(_CLIENT, "tokenizer.json that counts answers whose usage the server does not tell.")
+    ] = None
     loop: Annotated[str, _plain(_CLIENT, "Event loop: auto, uvloop or asyncio.")] = "auto"
 
     gate: Annotated[list[str] | None, _plain(_JUDGE, "What must hold, e.g. 'p95 ttft <= 500ms'. Repeatable.")] = None
@@ -269,7 +272,8 @@ def _client(options: BenchOptions) -> ClientPlan:
         retries=options.retries,
         retry_cap_s=seconds("--retry-cap", options.retry_cap),
         warmup_requests=options.warmup,
-        keep_text=options.keep_text,
+        keep_text=options.keep_text or options.tokenizer is not None,
+        tokenizer=None if options.tokenizer is None else str(options.tokenizer),
         self_check=options.self_check,
         loop=options.loop,
     )

@@ -112,6 +112,7 @@ class ClientPlan(Spec, frozen=True):
     warmup_requests: int = 8
     warmup_concurrency: int = 4
     keep_text: bool = True
+    tokenizer: str | None = None  # tokenizer.json that counts answers whose usage the server does not tell
     self_check: bool = True  # against the built-in mock at the planned load, before the run
     scrape_every_s: float = 1.0
     loop: str = "auto"  # auto | asyncio | uvloop

@@ -184,6 +184,13 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
         ]
 
 
+class Recount(msgspec.Struct, frozen=True):
+    """Output tokens of one request by the client's tokenizer, counted after the run, off its clock."""
+
+    id: str
+    tokens: int
+
+
 class WorkerSample(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one worker process felt, a few times a second. Counters are since the segment's start."""
 

@@ -32,6 +32,7 @@ from paceline.measure.probe import Found, Probe, make_http, read_key
 from paceline.measure.progress import Gauge, Progress
 from paceline.measure.provenance import client_facts, command_line
 from paceline.measure.records import ErrorClass, Manifest, RequestRecord, Segment, SelfCheck, TokenFit
+from paceline.measure.recount import load_tokenizer, recount
 from paceline.measure.schedule import Arrival, build_schedule, digest, encode, read_schedule
 from paceline.measure.scrape import Scraper, metrics_url
 from paceline.measure.warmup import all_failed, warm_up
@@ -155,6 +156,8 @@ class _Run:
     async def _prepare(self) -> tuple[Found, dict[str, int | None]]:
         plan = self._plan
         self._key = read_key(plan.target)
+        if plan.client.tokenizer is not None:
+            load_tokenizer(Path(plan.client.tokenizer))  # found out now, not after the run
         limits = check_limits(max(connections_for(plan), plan.load.max_concurrency or 0), plan.client.workers)
         self._stage("probing")
         return await self._unless_stopped(asyncio.to_thread(self._probe)), limits
@@ -193,7 +196,7 @@ class _Run:
             client=client_facts(dict(limits)),
             self_check=checked,
             token_fit=found.fit,
-            warnings=list(found.warnings),
+            warnings=[*found.warnings, *_remarks(plan, found, arrivals)],
             parent=self._extras.parent,
             labels=self._extras.labels,
         )
@@ -255,6 +258,8 @@ class _Run:
         records = folder.records()
         last = max((r.closed_s or 0.0 for r in records), default=0.0)
         manifest.segments[-1] = msgspec.structs.replace(manifest.segments[-1], ended=ended, ended_s=last)
+        if self._plan.client.tokenizer is not None:
+            manifest.client_tokenizer = recount(folder, records, Path(self._plan.client.tokenizer))
         if manifest.token_fit is not None:
             manifest.token_fit = checked_fit(manifest.token_fit, records)
         folder.save_manifest()
@@ -330,6 +335,21 @@ class _Run:
             raise Stopped("stopped before the load began; nothing was measured")
         finally:
             stop.cancel()
+
+
+def _remarks(plan: BenchPlan, found: Found, arrivals: list[Arrival]) -> list[str]:
+    """What a reader of the result should know about how the plan could be carried out."""
+    remarks = []
+    overhead = found.fit.overhead_tokens
+    short = sum(a.inputs[0] is not None and a.inputs[0] <= overhead for a in arrivals)
+    if short:
+        remarks.append(
+            f"{short} prompts should be shorter than the {overhead} tokens the chat template adds: they are not"
+        )
+    cap, workers = plan.load.max_concurrency, plan.client.workers
+    if cap is not None and workers > 1:
+        remarks.append(f"the concurrency cap of {cap} is split over {workers} workers, each with its own queue")
+    return remarks
 
 
 def done_indexes(records: list[RequestRecord]) -> set[int]:
