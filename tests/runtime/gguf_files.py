@@ -108,7 +108,9 @@ def _write_metadata(writer: GGUFWriter, config: Any, **metadata: Any) -> None:
         add = writer.add_string if isinstance(value, str) else writer.add_float32
         if isinstance(value, int):
             add = writer.add_uint32
-        add(key.replace("__", "."), value)
+        if isinstance(value, list):
+            add = writer.add_array
+        add(key, value)
 
 
 def _tensors(model: Any, arch: str) -> dict[str, NDArray[Any]]:

@@ -157,6 +157,11 @@ def test_every_end_of_sequence_is_taken(tmp_path: Path) -> None:
     path = tmp_path / "tiny.gguf"
     write_gguf(path, reference_model("qwen2"), "qwen2", metadata={"tokenizer.ggml.eot_token_id": 9})
     assert load_model(path).info.eos_token_ids == (2, 9)
+    tokens = [f"t{i}" for i in range(64)]
+    tokens[30], tokens[31] = "<|im_end|>", "<|eot_id|>"
+    chat: dict[str, Any] = {"tokenizer.chat_template": "{{ m }}<|im_end|>", "tokenizer.ggml.tokens": tokens}
+    write_gguf(path, reference_model("qwen2"), "qwen2", metadata=chat)
+    assert load_model(path).info.eos_token_ids == (2, 30)
 
 
 def test_interleaving_is_what_is_undone() -> None:

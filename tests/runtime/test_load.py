@@ -105,6 +105,7 @@ def test_contexts(tmp_path: Path) -> None:
 
     assert longest() == (128, 0)
     assert longest(40) == (40, 0)
+    assert longest(400) == (400, 1)
     assert longest(rope_type="yarn", factor=4.0, original_max_position_embeddings=128) == (512, 0)
     assert longest(rope_type="linear", factor=4.0) == (128, 0)
     assert longest(rope_type="dynamic", factor=4.0) == (128, 0)

@@ -222,11 +222,15 @@ def _context_length(config: ModelConfig) -> int:
 
 
 def _notes(config: ModelConfig, longest: int) -> tuple[str, ...]:
+    """What a person should know about a context of `longest` tokens."""
     if config.rope.rope_type == "dynamic" and longest > config.max_position_embeddings:
         return (
             f"dynamic NTK is fixed at {longest} tokens for every request; up to "
             f"{config.max_position_embeddings} it would equal transformers",
         )
+    made_for = _context_length(config)
+    if longest > made_for:
+        return (f"served up to {longest} tokens, beyond the {made_for} that the checkpoint was made for",)
     return ()
 
 

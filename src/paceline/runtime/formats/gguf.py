@@ -26,6 +26,8 @@ ARCHITECTURES = {
 }
 # Ids that end a turn or a text; a file has one or several.
 _EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+# Tokens that end a turn where a chat template writes them, though a file may name another as its end of text.
+_TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|end_of_turn|>", "<end_of_turn>", "<|end|>")
 _TOP_NAMES = {
     "model.embed_tokens.weight": "token_embd.weight",
     "model.norm.weight": "output_norm.weight",
@@ -168,9 +170,21 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         num_experts=experts,
         num_experts_per_tok=meta.count("expert_used_count", 0),
         moe_intermediate_size=meta.count("expert_feed_forward_length", width) if experts else 0,
-        eos_token_ids=tuple(dict.fromkeys(int(file.metadata[key]) for key in _EOS_KEYS if key in file.metadata)),
+        eos_token_ids=_eos_token_ids(file),
         bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
     )
+
+
+def _eos_token_ids(file: GGUFFile) -> tuple[int, ...]:
+    """Every id that ends a text or a turn."""
+    ids = [int(file.metadata[key]) for key in _EOS_KEYS if key in file.metadata]
+    template = str(file.metadata.get("tokenizer.chat_template", ""))
+    tokens = file.metadata.get("tokenizer.ggml.tokens") or ()
+    known = {tokens[i] for i in ids if i < len(tokens)}
+    wanted = {text for text in _TURN_ENDS if text in template} - known
+    if wanted:  # only then is the whole vocabulary looked at
+        ids += [i for i, token in enumerate(tokens) if token in wanted]
+    return tuple(dict.fromkeys(ids))
 
 
 class _Metadata:
