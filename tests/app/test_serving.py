@@ -102,24 +102,29 @@ def test_a_port_in_use_is_one_clear_line_and_nothing_is_loaded(server: Running) 
 def test_sigterm_drains(model_file: str) -> None:
     with running("serve", model_file, "--port", "0", *SMALL) as server:
         url = address(server)
-        ended: list[str] = []
+        lines: list[str] = []
+        begun = threading.Event()
 
         def stream() -> None:
-            body = {**ASK, "stream": True, "max_tokens": 60, "ignore_eos": True}
+            body = {**ASK, "stream": True, "max_tokens": 200, "ignore_eos": True}
             with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
-                ended.extend(line for line in response.iter_lines() if line)
+                for line in response.iter_lines():
+                    if line:
+                        lines.append(line)
+                        begun.set()
 
         reader = threading.Thread(target=stream)
         reader.start()
-        server.wait_for("1 choices")
+        assert begun.wait(60)
         server.signal(signal.SIGTERM)
-        server.wait_for("draining")
-        assert httpx.get(f"{url}/ready").status_code == 503
-        late = httpx.post(f"{url}/v1/chat/completions", json=ASK)
-        assert late.status_code == 503
+        deadline = time.monotonic() + 10
+        while httpx.get(f"{url}/ready").status_code != 503:
+            assert time.monotonic() < deadline
+        assert httpx.post(f"{url}/v1/chat/completions", json=ASK).status_code == 503
+        assert len(lines) < 200  # the stream still ran all the while
         reader.join()
-        assert ended[-1] == "data: [DONE]"
-        assert '"finish_reason":"length"' in ended[-2]
+        assert lines[-1] == "data: [DONE]"
+        assert '"finish_reason":"length"' in lines[-2]
         assert server.wait() == 0
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/health")
