@@ -21,6 +21,7 @@ def test_whole_answer_has_openais_shape(live: Live) -> None:
     (choice,) = answer.choices
     assert choice.message.content == " one two three"
     assert choice.finish_reason == "stop"
+    assert body["choices"][0]["stop_reason"] is None
     assert answer.usage is not None
     prompt = live.tokenizer.encode(live.tokenizer.chat_template.render(USER))  # type: ignore[union-attr]
     # The end token was generated, too.

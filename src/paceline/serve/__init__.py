@@ -4,7 +4,7 @@
     app.py          the table of endpoints and the middleware around them
     middleware.py   request ids, the access log, keys and limits
     schemas.py      what a body may hold; fields.py: what we know and cannot honour
-    prepare.py      a checked body becomes engine requests, one for each choice
+    prepare.py      a checked body becomes engine requests, one for each choice (conversation.py: messages to a prompt)
     generation.py   runs them and merges what comes back
     chat.py, completions.py   the shapes of the two endpoints, whole and streamed
     exchange.py     bodies in under limits, bytes out without waiting for anybody else's reader

@@ -108,7 +108,10 @@ class Choice:
             reason = "length"
         self._metrics.note_finish(finish, self.job.spec, self._text.used, reason)
         self._metrics.e2e.observe(time.monotonic() - self._began)
-        return Ending(reason, stop_string if stop_string is not None else finish.stop_token, finish.cached_tokens)
+        stop: str | int | None = stop_string
+        if stop is None and finish.stop_token in self.job.stop_token_ids:
+            stop = finish.stop_token
+        return Ending(reason, stop, finish.cached_tokens)
 
     def _raise_if_failed(self, finish: Finish) -> None:
         if finish.reason is FinishReason.ERROR:

@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from paceline.errors import BadRequest
 from paceline.serve.answering import context_of
+from paceline.serve.conversation import render_conversation
 from paceline.serve.exchange import JsonResponse, read_json
 from paceline.serve.fields import TOKENIZE_OFF, check_fields
 from paceline.serve.keys import ANONYMOUS
-from paceline.serve.prepare import Model, Preparer, render_conversation
+from paceline.serve.prepare import Model, Preparer
 from paceline.serve.schemas import Conversation, DetokenizeRequest, TokenizeRequest, field_names, parse_body
 
 

@@ -142,7 +142,10 @@ class Server:
             working = asyncio.create_task(self._work(on_ready))
             try:
                 await asyncio.wait({listening, working}, return_when=asyncio.FIRST_COMPLETED)
-                return await working if working.done() else 1
+                if not working.done():
+                    listening.result()  # raises what ended it
+                    return 1
+                return await working
             finally:
                 working.cancel()
                 await self._engine.close()
@@ -165,7 +168,6 @@ class Server:
             await asyncio.wait({dying, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if dying.done():
                 log.error("the engine is dead; stopping: %s", dying.result())
-                await asyncio.sleep(0)  # let the streams learn it
                 return 1
             dying.cancel()
             await self._drain()

@@ -1,0 +1,78 @@
+"""The last steps of the engine, one row each: what was computed, how long it was expected to take and took."""
+
+from __future__ import annotations
+
+from collections import deque
+from importlib.resources import files
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from paceline.engine.messages import EngineStats
+from paceline.serve.answering import context_of
+from paceline.serve.exchange import JsonResponse
+
+KEPT_STEPS = 2000
+COLUMNS = (
+    "step",
+    "ended_s",  # on the server's monotonic clock
+    "seconds",
+    "predicted_s",  # null where no cost model was asked
+    "prefill_tokens",
+    "decode_tokens",
+    "rows",
+    "running",
+    "waiting",
+    "kv_usage",  # share of KV blocks held by live requests
+    "bound_by",
+)
+
+
+class Timeline:
+    """A ring of rows. Costs a tuple a step, so it is always on."""
+
+    def __init__(self, kept: int = KEPT_STEPS) -> None:
+        self._rows: deque[tuple[Any, ...]] = deque(maxlen=kept)
+
+    def note(self, stats: EngineStats) -> None:
+        """One message of the engine; heartbeats bring no step."""
+        step = stats.last_step
+        if step is None:
+            return
+        core = stats.scheduler
+        self._rows.append(
+            (
+                step.step,
+                step.ended_s,
+                step.seconds,
+                step.predicted_s,
+                step.prefill_tokens,
+                step.tokens - step.prefill_tokens,
+                step.rows,
+                core.num_running,
+                core.num_waiting,
+                core.kv_blocks_used / core.kv_blocks_total if core.kv_blocks_total else 0.0,
+                step.bound_by.value,
+            )
+        )
+
+    def report(self, itl_s: float | None) -> dict[str, Any]:
+        """All rows, oldest first, with the tightest promised gap for the deadline line."""
+        return {"columns": COLUMNS, "rows": list(self._rows), "itl_s": itl_s}
+
+
+async def timeline_json(request: Request) -> Response:
+    """The rows, for `paceline timeline` and the page."""
+    context = context_of(request)
+    return JsonResponse(context.timeline.report(context.settings.tightest_itl_s))
+
+
+async def timeline_page(_: Request) -> Response:
+    """The page that draws them; it asks for the rows itself."""
+    return HTMLResponse(page())
+
+
+def page() -> str:
+    """One self-contained HTML file. A script that sets `window.PACELINE_TIMELINE` before its own makes it a still."""
+    return files("paceline.serve").joinpath("pages/timeline.html").read_text(encoding="utf-8")
