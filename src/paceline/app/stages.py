@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, TextIO
 
 from paceline.app.store import Progress
 
 if TYPE_CHECKING:
+    import rich.progress
+
     from paceline.engine.messages import Stage
 
 
@@ -36,22 +38,37 @@ class StagePrinter:
 
 @contextmanager
 def progress_on_stderr(title: str) -> Iterator[Progress]:
-    """A bar on a terminal; one line for each stage where stderr is a file or a pipe."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
+    """A bar on a terminal, from the first report on; one line for each stage where stderr is a file or a pipe."""
+    if not sys.stderr.isatty():
         yield _line_by_line(title)
         return
-    from rich import progress as rich
+    with ExitStack() as stack:
+        bar = _Bar(stack, title)
+        yield bar.report
 
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), rich.DownloadColumn())
-    rest = (rich.TransferSpeedColumn(), rich.TimeRemainingColumn())
-    with rich.Progress(*columns, *rest, console=console, transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda stage, done, total: bar.update(
-            task, description=f"{title}: {stage}", completed=done, total=total or None
-        )
+
+class _Bar:
+    """Appears with the first report: mostly there is nothing to fetch and nothing to show."""
+
+    def __init__(self, stack: ExitStack, title: str) -> None:
+        self._stack = stack
+        self._title = title
+        self._bar: rich.progress.Progress | None = None
+
+    def report(self, stage: str, done: int, total: int) -> None:
+        if self._bar is None:
+            self._bar = self._open()
+            self._task = self._bar.add_task(self._title, total=None)
+        self._bar.update(self._task, description=f"{self._title}: {stage}", completed=done, total=total or None)
+
+    def _open(self) -> rich.progress.Progress:
+        from rich import progress
+        from rich.console import Console
+
+        columns = (progress.TextColumn("{task.description}"), progress.BarColumn(), progress.DownloadColumn())
+        rest = (progress.TransferSpeedColumn(), progress.TimeRemainingColumn())
+        bar = progress.Progress(*columns, *rest, console=Console(stderr=True), transient=True)
+        return self._stack.enter_context(bar)
 
 
 def _line_by_line(title: str) -> Progress:
