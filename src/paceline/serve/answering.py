@@ -90,23 +90,43 @@ async def answer_request(
     began = time.monotonic()
     context = context_of(request)
     raw = await read_json(request, context.settings)
+    body, answer, generation = await prepare_answer(context, raw, kind, off, answer_kind, caller_of(request), began)
+    if body.stream:
+        return EventStream(_stream(context, generation, answer), context.settings, _error_hook(context))
+    return JsonResponse(await unless_gone(request.receive, _whole(context, generation, answer)))
+
+
+def asked_traffic(context: ServerContext, body: Sampling, caller: Caller) -> Traffic:
+    """The class that a body asks for. Raises BadRequest and Forbidden."""
+    wanted = body.paceline.traffic_class if body.paceline is not None else None
+    return resolve_traffic(body.service_tier, wanted, caller)
+
+
+async def prepare_answer(
+    context: ServerContext,
+    raw: dict[str, Any],
+    kind: type[BodyT],
+    off: Mapping[str, tuple[Any, ...]],
+    answer_kind: type[Answer[BodyT]],
+    caller: Caller,
+    began: float,
+    decide_traffic: Callable[[ServerContext, Sampling, Caller], Traffic] = asked_traffic,
+) -> tuple[BodyT, Answer[BodyT], Generation]:
+    """Everything before the engine is asked, of an HTTP request and of a batch's line alike.
+
+    `began` is when it came, on the clock of `time.monotonic`. Raises RequestError.
+    """
     body = parse_body(kind, raw)
     check_fields(raw, field_names(kind), off, strict=context.settings.strict_fields)
     model = await context.named_model(body.model)
-    caller = caller_of(request)
-    wanted = body.paceline.traffic_class if body.paceline is not None else None
-    traffic = resolve_traffic(body.service_tier, wanted, caller)
-    answer = answer_kind(model, body, traffic)
+    answer = answer_kind(model, body, decide_traffic(context, body, caller))
     jobs = await answer.jobs(Preparer(model, context.settings, caller))
     context.metrics.choices.observe(body.n or 1)
     log.debug("request %s: %d choices, max_tokens %d", answer.id, len(jobs), jobs[0].spec.sampling.max_tokens)
     if context.settings.log_prompts:
         for job in jobs:
             log.debug("prompt of %s", job.spec.request_id, extra={"prompt": model.tokenizer.decode(job.spec.prompt)})
-    generation = Generation(context.engine, jobs, model.tokenizer, context.metrics, began)
-    if body.stream:
-        return EventStream(_stream(context, generation, answer), context.settings, _error_hook(context))
-    return JsonResponse(await unless_gone(request.receive, _whole(context, generation, answer)))
+    return body, answer, Generation(context.engine, jobs, model.tokenizer, context.metrics, began)
 
 
 async def _whole(context: ServerContext, generation: Generation, answer: Answer[Any]) -> dict[str, Any]:
