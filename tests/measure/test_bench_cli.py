@@ -30,18 +30,23 @@ def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 FAST = ["--no-self-check", "--warmup", "1", "--input", "20", "--output", "3", "--no-report"]
 
 
+CODES = {"PASS": 0, "FAIL": 1, "UNDECIDED": 2, "DEGRADED": 2, "INVALID": 3}
+
+
 @pytest.mark.parametrize(
-    ("gate", "code", "word"),
-    [("p50 ttft <= 10s", 0, "PASS"), ("p50 ttft <= 1ms", 1, "FAIL"), ("p99 ttft <= 10s", 2, "DEGRADED")],
+    ("gate", "status"), [("p50 ttft <= 10s", "PASS"), ("p50 ttft <= 1ms", "FAIL"), ("p99 ttft <= 10s", "UNDECIDED")]
 )
-def test_a_run_ends_with_its_verdict(tmp_path: Path, gate: str, code: int, word: str) -> None:
+def test_a_run_ends_with_its_verdict(tmp_path: Path, gate: str, status: str) -> None:
     with MockProcess(MockConfig(ttft_ms=20, itl_ms=2)) as mock:
         args = [mock.url, "--rate", "40", "-n", "40", "--gate", gate, "--out", "r", *FAST]
         command = [sys.executable, "-m", "paceline.measure.cli", *args]
         done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
-    assert word in done.stdout, done.stdout + done.stderr
-    if "INVALID" not in done.stdout:  # a machine so busy that the client itself is late
-        assert done.returncode == code
+    lines = done.stdout.splitlines()
+    assert any(line.startswith(gate) and status in line for line in lines), done.stdout + done.stderr
+    # A busy machine may make the run itself DEGRADED or INVALID; word and exit code always belong together.
+    (verdict,) = [line.split()[0] for line in lines if line.split() and line.split()[0] in CODES]
+    assert done.returncode == CODES[verdict]
+    assert verdict in (status, "DEGRADED", "INVALID")
     assert "TTFT" in done.stdout
     assert "bench http" in done.stderr  # progress goes to the other stream, as plain lines
     assert "\x1b" not in done.stdout + done.stderr

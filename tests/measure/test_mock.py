@@ -69,7 +69,7 @@ def test_the_process_serves_until_it_is_left() -> None:
 
 def test_one_at_a_time_service_with_a_stall_shows_its_queue_from_the_schedule() -> None:
     """The coordinated-omission case in small: arrivals every 10 ms, service 1 ms, a stall of 200 ms."""
-    config = MockConfig(service_ms=1.0, stall_at_s=0.5, stall_for_s=0.2, log=False)
+    config = MockConfig(service_ms=1.0, stall_at_s=0.495, stall_for_s=0.205, log=False)  # begins between two arrivals
 
     async def work() -> list[RequestRecord]:
         async with MockServer(MockApi(config)) as server:

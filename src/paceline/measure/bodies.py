@@ -87,8 +87,13 @@ def tls_context(target: Target) -> ssl.SSLContext:
     return context
 
 
-def request_body(target: Target, features: Features, content: str | list[Message], max_tokens: int) -> bytes:
-    """One request as JSON. `content`: the prompt for completions, the messages for chat."""
+def request_body(
+    target: Target, features: Features, content: str | list[Message], max_tokens: int, traffic_class: str = ""
+) -> bytes:
+    """One request as JSON. `content`: the prompt for completions, the messages for chat.
+
+    The class goes where the target's `class_field` says, a name or a path of names with dots.
+    """
     body: dict[str, Any] = {"model": features.model}
     body["prompt" if target.endpoint == "completions" else "messages"] = content
     body[features.max_tokens_field] = max_tokens
@@ -102,7 +107,19 @@ def request_body(target: Target, features: Features, content: str | list[Message
         if features.stream_usage:
             body["stream_options"] = {"include_usage": True}
     body.update(target.extra)
+    if traffic_class and target.class_field:
+        *path, last = target.class_field.split(".")
+        place = body
+        for name in path:
+            place[name] = dict(place.get(name) or {})
+            place = place[name]
+        place[last] = traffic_class
     return msgspec.json.encode(body)
+
+
+def flat_text(messages: list[Message]) -> str:
+    """Messages as one prompt, for the completions endpoint."""
+    return "\n".join(str(message.get("content", "")) for message in messages)
 
 
 class BodyStore:

@@ -33,6 +33,8 @@ from paceline.measure.cli_base import (
 from paceline.measure.cli_series import capacity_command, compare_command, sweep_command
 from paceline.measure.options import BenchOptions, seconds, takes_options, to_plan
 
+__all__ = ["app", "main"]
+
 
 def _show_run(folder: Any, baseline: Path | None, report: bool) -> int:
     """Judge, print and report one run; its exit code."""

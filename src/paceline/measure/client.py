@@ -34,7 +34,9 @@ class Endpoint:
     port: int
     addresses: tuple[str, ...]
     tls: ssl.SSLContext | None = None
-    head: bytes = b""  # request line and headers up to and without the value of Content-Length, which comes last
+    head: bytes = field(
+        default=b"", repr=False
+    )  # request line and headers up to and without the value of Content-Length, which comes last
     secret: str = field(default="", repr=False)  # removed from every message
 
 

@@ -71,6 +71,9 @@ class BenchOptions:
     choices: Annotated[int, _plain(_TARGET, "Choices a request (n).")] = 1
     ignore_eos: Annotated[str, _plain(_TARGET, "Force output lengths: auto (where taken), on, off.")] = "auto"
     temperature: Annotated[float, _plain(_TARGET, "Sampling temperature.")] = 0.0
+    class_field: Annotated[
+        str | None, _plain(_TARGET, "Request field for a trace's class: service_tier, paceline.class.")
+    ] = None
     extra: Annotated[str | None, _plain(_TARGET, "Further fields of each request, as a JSON object.")] = None
     api_key_env: Annotated[str | None, _plain(_TARGET, "Environment variable that holds the key.")] = None
     api_key_file: Annotated[Path | None, _plain(_TARGET, "File that holds the key.")] = None
@@ -260,6 +263,7 @@ def _target(url: str, options: BenchOptions) -> Target:
         choices=options.choices,
         ignore_eos=options.ignore_eos,
         temperature=options.temperature,
+        class_field=options.class_field,
         extra=extra,
     )
 

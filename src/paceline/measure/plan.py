@@ -98,6 +98,7 @@ class Target(Spec, frozen=True):
     choices: int = 1
     ignore_eos: str = "auto"  # auto | on | off: whether output lengths are forced
     temperature: float = 0.0
+    class_field: str | None = None  # where a trace's class goes in the request: "service_tier", "paceline.class"
     extra: dict[str, Any] = {}  # further fields of every request body
 
 

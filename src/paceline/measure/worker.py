@@ -23,7 +23,7 @@ import msgspec
 
 from paceline.errors import ConfigError
 from paceline.measure.alarm import Alarm, clock
-from paceline.measure.bodies import BodyStore, Message, request_body, resolve
+from paceline.measure.bodies import BodyStore, Message, flat_text, request_body, resolve
 from paceline.measure.client import Client, ClientSettings, Job
 from paceline.measure.folder import RowWriter
 from paceline.measure.jobs import Said, WorkerJob, connections_for, share
@@ -74,8 +74,7 @@ class Worker:
         beyond = max((index // job.workers for index in skip if index % job.workers == job.worker), default=-1) + 1
         self._fresh_from = max(len(mine), beyond)
         for arrival in self._arrivals:
-            content = self._opening(arrival)
-            self._bodies.add(request_body(plan.target, job.features, content, arrival.outputs[0]))
+            self._bodies.add(self._body(arrival, self._opening(arrival)))
         self._bodies.seal()
         self._alarm = Alarm(asyncio.get_running_loop())
         self._client = Client(resolve(plan.target, job.key), self._settings(), self._alarm)
@@ -98,11 +97,16 @@ class Worker:
         )
 
     def _opening(self, arrival: Arrival) -> str | list[Message]:
-        if arrival.messages and self._plan.target.endpoint == "chat":
+        chat = self._plan.target.endpoint == "chat"
+        if arrival.messages:
             messages: list[Message] = msgspec.json.decode(arrival.messages)
-            return messages
+            return messages if chat else flat_text(messages)
         text = self._maker.text(arrival)
-        return text if self._plan.target.endpoint == "completions" else [{"role": "user", "content": text}]
+        return [{"role": "user", "content": text}] if chat else text
+
+    def _body(self, arrival: Arrival, content: str | list[Message], turn: int = 0) -> bytes:
+        target, output = self._plan.target, arrival.outputs[turn]
+        return request_body(target, self.job.features, content, output, arrival.traffic_class)
 
     async def run(self, t0: float) -> None:
         """Carry the load from t0 on and return when all of it has ended."""
@@ -201,7 +205,7 @@ class Worker:
         if place < len(self._bodies):
             body: bytes | memoryview = self._bodies.get(place)
         else:
-            body = request_body(self._plan.target, self.job.features, self._opening(arrival), arrival.outputs[0])
+            body = self._body(arrival, self._opening(arrival))
         talk = Talk(self._opening(arrival)) if arrival.turns > 1 else None
 
         def done(record: RequestRecord) -> None:
@@ -218,7 +222,7 @@ class Worker:
 
         def go_on(turn: int, next_due: float, talk: Talk) -> None:
             self._thinking -= 1
-            following = request_body(self._plan.target, self.job.features, talk.content, arrival.outputs[turn])
+            following = self._body(arrival, talk.content, turn)
             self._client.submit(self._make_job(arrival, turn, next_due, following), done)
 
         self._client.submit(self._make_job(arrival, 0, due, body, first_wave), done)
