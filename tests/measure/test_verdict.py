@@ -11,7 +11,16 @@ import pytest
 
 from paceline.measure.gates import evaluate, parse_gate
 from paceline.measure.plan import Arrivals, BenchPlan, Load, Prompts, Target
-from paceline.measure.records import ErrorClass, Manifest, RequestRecord, Segment, SelfCheck, Usage, WorkerSample
+from paceline.measure.records import (
+    ErrorClass,
+    Manifest,
+    RequestRecord,
+    Segment,
+    SelfCheck,
+    TokenFit,
+    Usage,
+    WorkerSample,
+)
 from paceline.measure.slo import parse_slos
 from paceline.measure.summary import measure_run
 from paceline.measure.verdict import Level, Outcome, Reason, Verdict, findings, judge
@@ -155,6 +164,8 @@ def test_warm_cache() -> None:
     warm = [msgspec.structs.replace(r, usage=usage) for r in noisy()]
     assert "warm" in codes(verdict(warm))
     assert verdict(warm, labels={"cache": "primed"}).outcome is Outcome.PASS
+    template = TokenFit(method="usage", overhead_tokens=60)  # the same in every prompt
+    assert verdict(warm, token_fit=template).outcome is Outcome.PASS
     shared = msgspec.structs.replace(OPEN, prompts=Prompts(prefix_tokens=64))
     assert verdict(warm, plan=shared).outcome is Outcome.PASS
 

@@ -279,11 +279,18 @@ def cached_share(run: RunMetrics) -> float | None:
 def _cache(manifest: Manifest, plan: BenchPlan, run: RunMetrics, server_share: float | None) -> Iterable[Reason]:
     share = cached_share(run)
     share = server_share if share is None else share
-    if share is None or manifest.labels.get("cache") == "primed":
+    if share is None or manifest.labels.get("cache") == "primed" or cache_explained(plan):
         return
-    if share > WARM_SHARE and not cache_explained(plan):
+    if share > WARM_SHARE + _template_share(manifest, run):
         text = f"the cache was warm: {100 * share:.0f} % of prompt tokens came from it, and the load shares no text"
         yield Reason(Level.DEGRADED, "warm", text)
+
+
+def _template_share(manifest: Manifest, run: RunMetrics) -> float:
+    """What the chat template, alike in all prompts, may add to the cached share."""
+    overhead = manifest.token_fit.overhead_tokens if manifest.token_fit else 0
+    lengths = [request.input_tokens for request in run.requests if request.input_tokens]
+    return min(1.0, overhead * len(lengths) / sum(lengths)) if lengths else 0.0
 
 
 def length_mismatches(records: Iterable[RequestRecord]) -> tuple[int, int, float]:

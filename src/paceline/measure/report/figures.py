@@ -29,7 +29,8 @@ def of_run(analysis: Analysis) -> list[Figure]:
     span = whole_span([request.record for request in analysis.run.requests])
     if span is None:
         return []
-    rows = bins(analysis.run.requests, span)
+    # Few requests, few bins: a percentile of two values says nothing.
+    rows = bins(analysis.run.requests, span, wanted=min(120, max(12, len(analysis.run.requests) // 5)))
     found = [
         first_token_over_time(analysis, span, rows),
         first_token_distribution(analysis),

@@ -158,25 +158,30 @@ def _between(low: float | None, high: float | None) -> str:
 
 def _latency_note(analysis: Analysis) -> str:
     run = analysis.run
-    return (
-        f"Percentiles by {run.percentile_method} interpolation, of successful requests; the last column has failed "
-        "ones as infinitely slow. Below each percentile its 95 % interval. Grey: thin, fewer than ten values beyond it."
+    note = (
+        f"Percentiles by {run.percentile_method} interpolation, of successful requests. Below each its 95 % interval."
     )
+    note += " Grey: thin, fewer than ten values beyond it."
+    return note + (" The last column has failed requests as infinitely slow." if run.failed else "")
 
 
 def _latencies(analysis: Analysis) -> str:
     run = analysis.run
+    labels = [entry.label for entry in run.latencies["ttft"].quantiles]
+    head: list[Entry] = ["", "n", "mean", *labels, "max"]
+    if run.failed:
+        head.append(Cell(labels[-1], "with failures"))
     rows: list[list[Entry]] = []
     for name, meaning in (LATENCIES | POOLED).items():
         found = run.latencies[name]
         if found.n or found.n_undefined:
-            quantiles = [_quantile_cell(entry) for entry in found.quantiles]
-            tail = found.tail[-1] if found.tail else None
-            last = words.duration(tail.value) if tail is not None and found.n_failed else ""
-            rows.append([Cell(name, meaning, "left"), _n_cell(found), words.duration(found.mean), *quantiles,
-                         words.duration(found.high), last])  # fmt: skip
-    labels = [entry.label for entry in run.latencies["ttft"].quantiles]
-    return table(["", "n", "mean", *labels, "max", Cell(labels[-1], "with failures")], rows)
+            row: list[Entry] = [Cell(name, meaning, "left"), _n_cell(found), words.duration(found.mean)]
+            row += [_quantile_cell(entry) for entry in found.quantiles]
+            row.append(words.duration(found.high))
+            if run.failed:
+                row.append(words.duration(found.tail[-1].value))
+            rows.append(row)
+    return table(head, rows)
 
 
 def _n_cell(found: Summary) -> Cell:
