@@ -95,6 +95,18 @@ def test_a_client_at_its_limit_ends_the_search_with_what_held() -> None:
     assert "late" in found.why
 
 
+def test_a_run_that_the_client_spoilt_is_repeated() -> None:
+    def trial(rate: float, attempt: int) -> tuple[Answer, str, str]:
+        if attempt == 0:
+            return Answer.INVALID, "the machine was busy", ""
+        return (Answer.HOLDS if rate <= 10 else Answer.FAILS), "", ""
+
+    found = find_capacity(trial, SearchSettings(low=1, high=100))
+    assert found.best is not None
+    assert 9.5 <= found.best <= 10
+    assert found.limited_by == "server"
+
+
 def test_a_user_who_stops_it() -> None:
     found: Capacity = find_capacity(lambda rate, attempt: (Answer.STOPPED, "", ""), SearchSettings())
     assert (found.best, found.limited_by) == (None, "user")

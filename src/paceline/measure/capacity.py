@@ -148,11 +148,18 @@ class _Search:
                 self._narrow()
 
     def _holds(self, rate: float, confirming: bool = False) -> bool:
-        """Run at a rate until it is decided or the attempts are used up."""
-        for _ in range(self._settings.attempts):
+        """Run at a rate until it is decided or the attempts are used up.
+
+        A run that the client spoilt says nothing and is repeated too; when all of them are spoilt, the client's own
+        limit has been met and the search ends.
+        """
+        answers: list[Answer] = []
+        why = ""
+        while len(answers) < self._settings.attempts and Answer.FAILS not in answers:
             attempt = self._attempts.get(rate, 0)
             self._attempts[rate] = attempt + 1
             answer, why, folder = self._trial(rate, attempt)
+            answers.append(answer)
             self._trials.append(Trial(rate, attempt, answer, why, confirming, folder))
             if answer is Answer.HOLDS:
                 if not confirming:
@@ -160,11 +167,9 @@ class _Search:
                 return True
             if answer is Answer.STOPPED:
                 raise _End("user", "stopped")
-            if answer is Answer.INVALID:
-                self._settle()
-                raise _End("client", f"at {rate:g}/s the run is invalid ({why}): the client, not the server, ends here")
-            if answer is Answer.FAILS:
-                break
+        if set(answers) == {Answer.INVALID}:
+            self._settle()
+            raise _End("client", f"at {rate:g}/s the run is invalid ({why}): the client, not the server, ends here")
         self._held = [held for held in self._held if held < rate]
         self._failed = rate if self._failed is None else min(self._failed, rate)
         return False

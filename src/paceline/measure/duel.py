@@ -25,6 +25,7 @@ INDEX = "compare.json"
 CACHES = ("cold", "primed")
 MIN_PAIRS = 6  # fewer cannot reach p < 0.05 in a sign-flip test
 PRIMING_CONCURRENCY = 4
+ATTEMPTS = 3  # of a cell whose run is INVALID
 
 
 class DuelIndex(msgspec.Struct, kw_only=True):
@@ -55,29 +56,59 @@ def run_duel(
         raise ConfigError(f"the cache is {' or '.join(CACHES)}, not {cache!r}")
     if (out_dir / INDEX).exists():
         raise ConfigError(f"{out_dir} already holds a comparison; choose another folder")
-    one_server = plans[0].target.url == plans[1].target.url
     index = DuelIndex(cells=[], cache=cache, smallest_effect=smallest_effect, names=names)
+    cells = _Cells(plans, out_dir, cache, on_progress, on_cell)
     results: list[CellResult] = []
-    checked: SelfCheck | None = None
     for cell in plan_cells(pairs, aa_pairs, plans[0].seed):
-        plan = cell_plan(plans[cell.arm == "B"], cell, cache, one_server)
-        labels = {"arm": cell.arm, "pair": str(cell.pair), "cell": cell.name, "cache": cache}
-        if cache == "primed" and not _prime(plan, out_dir / f"{cell.name}.priming", on_progress):
+        measured = cells.measure(cell)
+        if measured is None:
             break
-        extras = Extras(labels=labels, parent=out_dir.name, self_check=checked)
-        folder = run(plan, out_dir / cell.name, on_progress, extras)
-        checked = folder.manifest.self_check
-        analysis = analyse(folder)
-        if on_cell is not None:
-            on_cell(cell, folder, analysis.verdict.outcome)
-        if not folder.manifest.complete:
-            break
-        results.append(CellResult(cell, analysis.run, analysis.verdict.outcome))
-        index.cells.append((cell, cell.name))
+        name, result = measured
+        results.append(result)
+        index.cells.append((cell, name))
         write_atomically(out_dir / INDEX, msgspec.json.encode(index))
     if not results:
         raise ConfigError("the comparison was stopped before one cell was complete")
     return judged(results, index)
+
+
+class _Cells:
+    """Measures cells; one whose run the client spoilt is measured again, a few times."""
+
+    def __init__(
+        self,
+        plans: tuple[BenchPlan, BenchPlan],
+        out_dir: Path,
+        cache: str,
+        on_progress: OnProgress | None,
+        on_cell: Callable[[Cell, RunFolder, Outcome], None] | None,
+    ) -> None:
+        self._plans, self._out, self._cache = plans, out_dir, cache
+        self._on_progress, self._on_cell = on_progress, on_cell
+        self._one_server = plans[0].target.url == plans[1].target.url
+        self._checked: SelfCheck | None = None
+
+    def measure(self, cell: Cell) -> tuple[str, CellResult] | None:
+        """(folder name, result) of a cell; None: it was interrupted."""
+        name = cell.name
+        for attempt in range(ATTEMPTS):
+            name = cell.name if attempt == 0 else f"{cell.name}.again{attempt}"
+            plan = cell_plan(self._plans[cell.arm == "B"], cell, self._cache, self._one_server, attempt)
+            if self._cache == "primed" and not _prime(plan, self._out / f"{name}.priming", self._on_progress):
+                return None
+            labels = {"arm": cell.arm, "pair": str(cell.pair), "cell": cell.name, "cache": self._cache}
+            extras = Extras(labels=labels, parent=self._out.name, self_check=self._checked)
+            folder = run(plan, self._out / name, self._on_progress, extras)
+            self._checked = folder.manifest.self_check
+            analysis = analyse(folder)
+            outcome = analysis.verdict.outcome
+            if self._on_cell is not None:
+                self._on_cell(cell, folder, outcome)
+            if not folder.manifest.complete:
+                return None
+            if outcome is not Outcome.INVALID:
+                break
+        return name, CellResult(cell, analysis.run, outcome)
 
 
 def judged(results: list[CellResult], index: DuelIndex) -> Comparison:
@@ -86,11 +117,13 @@ def judged(results: list[CellResult], index: DuelIndex) -> Comparison:
     return compare_cells(results, smallest_effect=index.smallest_effect, cache=index.cache, name_a=a, name_b=b)
 
 
-def cell_plan(plan: BenchPlan, cell: Cell, cache: str, one_server: bool) -> BenchPlan:
+def cell_plan(plan: BenchPlan, cell: Cell, cache: str, one_server: bool, attempt: int = 0) -> BenchPlan:
     """The plan of one cell. A server that has seen the pair's texts before gets others, when the cache is cold."""
     salt = f"{plan.prompts.salt}:pair{cell.pair}{'aa' if cell.same_arm else ''}"
     if cache == "cold" and (one_server or cell.same_arm):
         salt += f":{cell.position}"
+    if cache == "cold" and attempt:
+        salt += f":again{attempt}"
     prompts = msgspec.structs.replace(plan.prompts, salt=salt)
     return msgspec.structs.replace(plan, seed=cell.seed, prompts=prompts)
 
