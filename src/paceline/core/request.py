@@ -83,7 +83,8 @@ class Request:
         self.itl_s = kind.itl_s if spec.itl_s is None else spec.itl_s
         self.e2e_s = kind.e2e_s if spec.e2e_s is None else spec.e2e_s
         ttft_s = kind.ttft_s if spec.ttft_s is None else spec.ttft_s
-        self.deadline_s = inf if ttft_s is None else arrived_s + ttft_s  # of the first token
+        first_s = min(inf if ttft_s is None else ttft_s, inf if self.e2e_s is None else self.e2e_s)
+        self.deadline_s = arrived_s + first_s  # of the first token; inf where nothing is promised
 
         # Counters, in tokens.
         self.known = self.prompt_len  # == len(tokens): the prompt and what has been committed since

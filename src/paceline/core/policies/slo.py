@@ -1,250 +1,321 @@
 """slo: the token budget of every step follows from the promise made to each request.
 
-Everyone who generates gets a token in every step. The earliest of their next-token deadlines says how long the step may
-take, the cost model says how many prefill tokens fit into that time, and those go to whoever's first token is due
-first. When nobody generates, a step is as large as memory allows and as the next newcomer could bear. When decoding
-alone is too slow for the promise, obeying would only starve newcomers: a step then takes twice what its decodes take.
+A step holds, in this order and as far as its time allows:
+
+    1. a token for everyone who was promised when it comes. The earliest of these deadlines says how long the step may
+       get; the cost model says how many more tokens that is
+    2. prompts whose first token can still come in time, the earliest deadline first
+    3. a token for the others who generate
+    4. what is left: prompts that are late already, and those that were promised nothing
+
+A share of 2. is kept for 4., and whoever got nothing for many steps gets a little: nobody starves. When nobody
+generates, a step is as large as memory allows and as the next newcomer could bear. Nobody begins whose decoding would
+cost others their promise; whoever finds no seat or memory takes it from a class of lower priority. When decoding even
+one alone is too slow for the promise, obeying would only starve newcomers: a step then takes twice what its decodes
+take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
 from math import inf
 
 from paceline.core.classes import Overload
 from paceline.core.desk import Desk
 from paceline.core.policies.base import Policy
+from paceline.core.policies.parts.backlog import Backlog
+from paceline.core.policies.parts.envelope import Envelope
 from paceline.core.policies.parts.knobs import knob
 from paceline.core.policies.parts.line import Line
+from paceline.core.policies.parts.promises import gap_s, next_token_s, slack_per_token
 from paceline.core.request import Request
 from paceline.core.shape import StepShape
-from paceline.core.step import Bound, Rejected, RejectReason
+from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 
-
-class Late(Enum):
-    """How a request stands in line."""
-
-    NO = "no"  # its first token can come in time
-    SHARE = "share"  # it cannot, and is served from the share kept for those
-    YES = "yes"  # it cannot, and nobody else wants the time
+MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
+CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
 
 
 @dataclass
 class Slo(Policy):
     """Holds stated times to first token and between tokens, for as many as can have them."""
 
-    pace: str = knob(
-        "gap", one_of=("gap", "timeline")
-    )  # every gap meets itl; timeline: tokens delivered early build up slack
-    floor: int = knob(
-        16, least=1
-    )  # prefill tokens that go ahead at least every `patience` steps, whatever the deadlines say
-    patience: int = knob(8, least=1)
+    pace: str = knob("gap", one_of=("gap", "timeline"))  # every gap meets itl; timeline: early tokens build up slack
+    floor: int = knob(16, least=1)  # tokens that go ahead at least every `patience` steps, whatever the deadlines say
+    patience: int = knob(32, least=1)
     untested_budget: int = knob(128, least=1)  # prefill tokens of a step while the cost model is not ready
-    step_share: float = knob(
-        0.5, least=0.01, most=1.0
-    )  # share of the tightest ttft that one step may take: who comes during it has to wait
-    late_share: float = knob(
-        0.1, least=0.0, most=1.0
-    )  # share of the prefill tokens kept for late requests, so that they age out of waiting
-    stretch: float = knob(
-        2.0, least=1.0
-    )  # when the promise cannot be kept: a step takes at most this many times its decodes
+    step_share: float = knob(0.5, least=0.01, most=1.0)  # of the tightest ttft: who comes during a step has to wait
+    late_share: float = knob(0.1, least=0.0, most=1.0)  # of the prefill tokens, kept for those who are late
+    stretch: float = knob(2.0, least=1.0)  # when the promise cannot be kept: a step is at most this many decode steps
     partial: int = knob(4, least=1)  # prompts that may be under way at once; each holds memory and gives nothing yet
+    displace: int = knob(2, least=0)  # times a request may lose its place to one of a class of higher priority
     _line: Line = field(init=False, default_factory=Line)
-    _credit: float = field(init=False, default=0.0)  # prefill tokens late requests are owed
-    _starving: int = field(init=False, default=0)  # steps in a row in which prefills waited and got nothing
-    _backlog: Backlog = field(init=False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._backlog = Backlog()
+    _backlog: Backlog = field(init=False, default_factory=Backlog)
+    _credit: float = field(init=False, default=0.0)  # prefill tokens those aside are owed
+    _starving: int = field(init=False, default=0)  # steps in a row in which prompts wanted time and got none
+    _silent: int = field(init=False, default=0)  # the same for those who generate and were promised nothing
 
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
         """Refuse whose first token cannot come in time, if their class says so; else stand them in line."""
         if request.kind.overload is Overload.REJECT and request.deadline_s < inf:
-            wait_s = self._backlog.wait_s(desk, request)
-            late_s = desk.now + wait_s - request.deadline_s
+            late_s = desk.now + self._backlog.wait_s(desk, request) - request.deadline_s
             if late_s > 0:
                 message = f"the first token would come {late_s:.2g} s after its deadline: come back later"
                 return Rejected(request.request_id, RejectReason.OVERLOADED, message, retry_after_s=late_s)
-        self._line.add(request, request.deadline_s)
+        self._line.add(request)
+        self._backlog.arrived(request)
         return None
 
-    def decide(self, desk: Desk) -> None:
-        """Decodes, then as many prefill tokens as the tightest deadline leaves time for."""
-        shape = self._decode(desk)
-        limit_s = self._limit_s(desk, shape)
-        prefilled = 0
-        for request, late in self._turns(desk):
-            start = request.planned if request.holds_kv else request.known - desk.uncached(request)
-            wanted = request.known - start
-            if late is Late.SHARE:
-                wanted = min(wanted, max(1, int(self._credit)))
-            size = self._size(desk, shape, start, min(wanted, desk.budget), limit_s)
-            if size < wanted:
-                desk.bound_by = Bound.DEADLINE if size < desk.budget else Bound.BUDGET
-            if size <= 0:
-                break
-            if not self._give(desk, request, size):
-                desk.bound_by = Bound.MEMORY
-                break
-            shape = shape.plus(start, size)
-            prefilled += size
-            self._credit += self.late_share * size if late is Late.NO else -size
-            self._line.charge(request, size)
-            if size < wanted:
-                break
-            if late is Late.NO:  # its first token comes at the end of this step, which must not be too late for it
-                limit_s = min(limit_s, request.deadline_s - desk.now)
-        self._credit = max(0.0, min(self._credit, 4096.0))
-        self._starving = 0 if prefilled or desk.bound_by is Bound.NOTHING else self._starving + 1
-        if desk.cost is not None and desk.cost.ready and desk.rows:
-            desk.predicted_s = desk.cost.predict(shape).seconds
-            self._backlog.saw(prefilled, desk.predicted_s)
+    def leave(self, request: Request, reason: FinishReason) -> None:
+        """Take it out of the line."""
+        self._line.leave(request)
 
-    def _decode(self, desk: Desk) -> StepShape:
-        rows = context = 0
-        for request in tuple(desk.running):
-            if request.prefilling or not request.todo or not request.holds_kv:
-                continue
+    def decide(self, desk: Desk) -> None:
+        """Fill the step."""
+        promised: list[Request] = []
+        others: list[Request] = []
+        under_way: list[Request] = []
+        for request in desk.running:
+            todo = request.todo
+            if todo > 1 or (todo and request.planned < request.prompt_len):
+                under_way.append(request)
+            elif todo:
+                (promised if request.itl_s is not None or request.e2e_s is not None else others).append(request)
+        self._decode(desk, promised)
+        step = self._open(desk, promised)
+        urgent: list[Request] = []
+        late: list[Request] = []
+        for request in under_way:
+            step.join(request)
+            (urgent if self._is_urgent(desk, request) else late).append(request)
+        hungry = bool(late) or self._line.aside() is not None
+        if self._credit >= self.floor:
+            self._credit -= self._serve_aside(desk, step, late, int(self._credit))
+        punctual = self._serve_in_time(desk, step, urgent, desk.budget - len(others))
+        self._decode_others(desk, step, others)
+        self._credit += self.late_share * punctual - self._serve_aside(desk, step, late, desk.budget)
+        self._credit = max(0.0, min(self._credit, MOST_CREDIT)) if hungry else 0.0
+        self._starving = 0 if step.prefilled or desk.bound_by is Bound.NOTHING else self._starving + 1
+        if not desk.rows and under_way:
+            self._unlock(desk, step)
+        if step.cost is not None and desk.rows:
+            desk.predicted_s = step.cost.predict(step.shape).seconds
+            self._backlog.saw(step.prefilled, desk.predicted_s)
+
+    def _decode(self, desk: Desk, requests: list[Request]) -> None:
+        """A token each; when memory runs out, whoever bears it best gives way."""
+        for request in requests:
+            if desk.preempted and not request.holds_kv:
+                continue  # it gave way to an earlier one
             while not desk.grow(request, 1):
-                victim = self._victim(desk)
-                desk.preempt(victim)
-                self._line.add(victim, self._next_token_s(victim))
+                victim = max(desk.running, key=lambda other: self._slack(desk, other))
+                self._evict(desk, victim)
                 if victim is request:
                     break
-            if request.holds_kv and self._line.shared(request.kind.name):
-                self._line.charge(request, 1)
-        for request in desk.rows:
-            rows += 1
+            else:
+                if request.planned % CHARGED == 0 and self._line.shared(request.kind.name):
+                    self._line.charge(request, CHARGED)
+
+    def _open(self, desk: Desk, promised: list[Request]) -> Envelope:
+        """The step with its decodes in, and how long it may get."""
+        step = Envelope(desk)
+        timeline = self.pace == "timeline"
+        if desk.preempted:
+            promised = [request for request in promised if request.holds_kv]
+        rows, context = len(promised), 0
+        due_s: dict[float, float] = {}  # the earliest deadline of all who were promised this gap
+        for request in promised:
             context += request.planned
-        return StepShape(rows, rows, context, 0)
-
-    def _next_token_s(self, request: Request) -> float:
-        """Deadline of the next token of a request: the first one's, or a gap after the last."""
-        if request.first_token_s is None:
-            return request.deadline_s
-        gap = inf if request.itl_s is None else request.itl_s
-        if request.e2e_s is not None:
-            left = request.arrived_s + request.e2e_s - request.last_token_s
-            gap = min(gap, max(left, 0.0) / max(1, request.limit - request.known))
-        if self.pace == "timeline":
-            return request.first_token_s + gap * (request.known - request.prompt_len)
-        return request.last_token_s + gap
-
-    def _limit_s(self, desk: Desk, decodes: StepShape) -> float:
-        """How long this step may take; inf while nobody can say."""
-        if desk.cost is None or not desk.cost.ready:
-            return inf
-        waiting = (request.deadline_s - request.arrived_s for request in desk.waiting.values())
-        newcomer_s = self.step_share * min(desk.tightest_ttft_s, min(waiting, default=inf))
-        if not desk.rows:
-            return newcomer_s
-        due_s = min(map(self._next_token_s, desk.rows)) - desk.now
-        alone_s = desk.cost.predict(decodes).high
-        return min(due_s if due_s >= alone_s else self.stretch * alone_s, newcomer_s)
-
-    def _size(self, desk: Desk, shape: StepShape, start: int, most: int, limit_s: float) -> int:
-        """The most tokens of a prefill from `start` on that keep the step within its limit."""
-        if desk.cost is None or not desk.cost.ready:
-            return min(most, self.untested_budget) if desk.rows else most
-        if limit_s == inf:
-            return most
-        low, high = 0, most  # predicted times never fall as tokens are added
-        while low < high:
-            middle = (low + high + 1) // 2
-            if desk.cost.predict(shape.plus(start, middle)).high <= limit_s:
-                low = middle
+            gap = request.itl_s
+            if gap is None or timeline or request.e2e_s is not None or request.first_token_s is None:
+                gap, due = gap_s(request), next_token_s(request, timeline=timeline)
             else:
-                high = middle - 1
-        nobody_yet = shape.tokens == shape.rows  # no prefill in this step so far
-        if nobody_yet and (self._starving >= self.patience or not desk.rows):
-            low = max(low, min(self.floor, most))
-        return low
+                due = request.last_token_s + gap
+            if gap not in due_s or due < due_s[gap]:
+                due_s[gap] = due
+        for kind in {request.kind.name: request.kind for request in promised}.values():
+            step.percentile = max(step.percentile, kind.percentile)
+        step.hold(rows, context)
+        if step.cost is None:
+            return step
+        alone_s = step.takes_s(step.shape) if rows else 0.0
+        newcomer_s = self.step_share * self._backlog.tightest_ttft_s(desk)
+        step.limit_s = newcomer_s if alone_s < newcomer_s else self.stretch * alone_s
+        kept = [gap for gap in due_s if gap >= alone_s]
+        crowded = False
+        if kept:
+            step.limit_s = min(step.limit_s, min(due_s[gap] for gap in kept) - desk.now)
+        elif due_s and max(due_s) < step.takes_s(StepShape(1, 1, context // rows, 0)):  # not even for one alone
+            step.limit_s = min(step.limit_s, self.stretch * alone_s)
+        elif due_s:  # too many at once: until some have ended, nobody joins and prompts all but stand still
+            step.limit_s, crowded = 0.0, True
+        step.gather(rows, context, min(kept, default=inf), crowded=crowded)
+        return step
 
-    def _turns(self, desk: Desk) -> Iterator[tuple[Request, Late]]:
-        """Prompts under way and waiting requests in order of urgency."""
+    def _serve_in_time(self, desk: Desk, step: Envelope, urgent: list[Request], most: int) -> int:
+        """Prompts whose first token can still come in time, the most urgent first; the tokens they got."""
+        urgent.sort(key=lambda request: (request.first_token_s is None, request.deadline_s))
+        # With many under way, newcomers begin only what they also end in this step: each holds memory.
+        whole = len(urgent) >= self.partial
+        given, may_begin, step.full = 0, True, False
+        while given < most and not step.full:
+            head = self._newcomer(desk, urgent) if may_begin else None
+            if head is None and not urgent:
+                break
+            request = head or urgent.pop(0)
+            size = self._give(desk, step, request, most - given, whole=whole and head is not None, displacing=True)
+            given += size
+            if not size and head is not None:
+                may_begin = False  # nobody overtakes the head
+            elif size and step.cost is not None and not step.full and request.first_token_s is None:
+                # Its first token comes at the end of this step, which must not be too late for it.
+                step.limit_s = min(step.limit_s, max(0.0, request.deadline_s - desk.now))
+        return given
 
-        def makes_it(request: Request) -> bool:
-            return request.deadline_s == inf or desk.now + self._backlog.own_s(desk, request) <= request.deadline_s
+    def _is_urgent(self, desk: Desk, request: Request) -> bool:
+        """Whether a prompt under way is of use in time: for its first token, or for an answer it was evicted from."""
+        if request.first_token_s is not None:
+            return gap_s(request) < inf
+        return request.deadline_s < inf and self._backlog.makes_it(desk, request)
 
-        under_way = [request for request in desk.running if request.prefilling and request.todo]
-        under_way.sort(key=lambda request: (request.deadline_s, request.arrived_s))
-        punctual = [request for request in under_way if makes_it(request)]
-        late = [request for request in under_way if not makes_it(request)]
-        begun = len(under_way)
-        while desk.budget > 0:
-            may_begin = desk.room > 0 and begun < self.partial
-            head = self._line.punctual(makes_it) if may_begin else None
-            if punctual and (head is None or not self._line.before(head, punctual[0])):
-                head = punctual[0]
-            aside = late[0] if late else self._line.late() if may_begin else None
-            if aside is not None and (head is None or self._credit >= self.floor):
-                begun += not aside.holds_kv
-                del late[:1]
-                yield aside, Late.YES if head is None else Late.SHARE
-            elif head is not None:
-                begun += not head.holds_kv
-                if punctual and head is punctual[0]:
-                    del punctual[0]
-                yield head, Late.NO
-            else:
-                return
+    def _newcomer(self, desk: Desk, urgent: list[Request]) -> Request | None:
+        """Who begins next, if he goes before all prompts under way."""
+        head = self._line.resumed()
+        if head is not None or (urgent and urgent[0].first_token_s is not None):
+            return head
+        head = self._line.punctual(lambda request: self._backlog.makes_it(desk, request))
+        return None if head is None or (urgent and not self._line.before(head, urgent[0])) else head
 
-    def _give(self, desk: Desk, request: Request, size: int) -> bool:
-        if request.holds_kv:
-            return desk.grow(request, size)
-        # Each who runs may soon need one more block: admitting into the last of them would only evict somebody.
-        spare = desk.available_blocks - len(desk.running)
-        if desk.running and desk.blocks_needed(request, request.known) > spare:
+    def _serve_aside(self, desk: Desk, step: Envelope, late: list[Request], most: int) -> int:
+        """Those who are late or were promised nothing, whoever is under way first; the tokens they got."""
+        given, step.full = 0, False
+        begun = len(late)
+        while given < most and not step.full:
+            newcomer = self._line.aside() if not late and begun < self.partial else None
+            if not late and newcomer is None:
+                break
+            request = newcomer or late.pop(0)
+            size = self._give(desk, step, request, most - given, left=True)
+            given += size
+            if newcomer is not None:
+                begun += 1
+                if not size:
+                    break  # nobody overtakes the head
+        return given
+
+    def _give(
+        self,
+        desk: Desk,
+        step: Envelope,
+        request: Request,
+        most: int,
+        *,
+        whole: bool = False,
+        displacing: bool = False,
+        left: bool = False,
+    ) -> int:
+        """Give a prompt what fits, letting it in if it waits; how many tokens that is.
+
+        With `whole`, all it needs or nothing; with `displacing`, at the cost of classes of lower priority; with `left`,
+        out of its class's share of what is left.
+        """
+        running = request.holds_kv
+        if running and request in desk.rows:
+            return 0
+        start = request.planned if running else request.known - desk.uncached(request)
+        todo = request.known - start
+        wanted = min(todo, most, desk.budget)
+        if step.cost is None and desk.rows:
+            wanted = min(wanted, self.untested_budget - step.prefilled)
+        size = step.most(start, wanted)
+        if size < self.floor and not step.prefilled and (self._starving >= self.patience or not desk.rows):
+            size = max(size, min(self.floor, wanted))
+        if size < todo:
+            desk.bound_by = Bound.DEADLINE if size < wanted else Bound.BUDGET
+            if whole:
+                return 0
+            step.full = True
+        if size <= 0:
+            return 0
+        if running:
+            if not desk.grow(request, size):
+                desk.bound_by = Bound.MEMORY
+                return 0
+        elif not self._let_in(desk, step, request, size, displacing=displacing):
+            return 0
+        step.add(start, size)
+        self._line.charge(request, size, left=left)
+        return size
+
+    def _let_in(self, desk: Desk, step: Envelope, request: Request, size: int, *, displacing: bool) -> bool:
+        """Admit one who waits, if there is a pace, a seat and memory for him."""
+        if not step.has_room(request):
+            desk.bound_by = Bound.DEADLINE
             return False
-        return desk.admit(request, size)
+        if not self._fits(desk, step, request) and not (displacing and self._displace(desk, step, request)):
+            desk.bound_by = Bound.MEMORY
+            return False
+        if not desk.admit(request, size):
+            return False
+        self._line.leave(request)
+        step.join(request)
+        return True
 
-    def _victim(self, desk: Desk) -> Request:
-        """Who has the most slack for each token that must be computed again; nobody is chosen over and over."""
+    def _fits(self, desk: Desk, step: Envelope, request: Request) -> bool:
+        """Whether there is a seat, and memory for all he knows, beside what those who run will soon need."""
+        if not desk.running:
+            return True
+        # Everyone may soon need one more block: admitting into the last of them would only evict somebody.
+        spare = desk.available_blocks - len(desk.running)
+        spare -= sum(desk.blocks_needed(other, other.known) for other in step.under_way if other.holds_kv)
+        return desk.room > 0 and desk.blocks_needed(request, request.known) <= spare
 
-        def worth(request: Request) -> tuple[float, float]:
-            slack_s = self._next_token_s(request) - desk.now
-            cost = (request.planned + 1) * (1 + request.preemptions)
-            return (slack_s / cost if slack_s < inf else inf, -cost)
+    def _displace(self, desk: Desk, step: Envelope, request: Request) -> bool:
+        """Make room by evicting of lower priority, if that is enough; nobody has to go too often."""
+        lower = [
+            other
+            for other in desk.running
+            if other.kind.priority > request.kind.priority and other.preemptions < self.displace
+        ]
+        lower.sort(key=lambda other: self._slack(desk, other))
+        freed = sum(desk.kv.pool.is_sole(block) for other in lower for block in other.blocks)
+        if not lower or desk.blocks_needed(request, request.known) > desk.available_blocks + freed:
+            return False
+        while lower and not self._fits(desk, step, request):
+            self._evict(desk, lower.pop())
+        return self._fits(desk, step, request)
 
-        return max(desk.running, key=worth)
+    def _decode_others(self, desk: Desk, step: Envelope, others: list[Request]) -> None:
+        """A token for those who were promised none at any time, as far as they fit; who has waited longest first."""
+        others = [request for request in others if request.holds_kv]
+        if not others:
+            return
+        fit = step.rows([request.planned + 1 for request in others])
+        if fit < len(others):
+            desk.bound_by = Bound.DEADLINE
+            others.sort(key=lambda request: request.last_token_s)
+            fit = step.rows([request.planned + 1 for request in others])
+        self._silent = 0 if fit else self._silent + 1
+        if self._silent >= self.patience or not desk.rows:
+            fit, self._silent = max(fit, min(self.floor, len(others))), 0
+        before = len(desk.rows)
+        self._decode(desk, others[:fit])
+        served = desk.rows[before:]
+        step.hold(len(served), sum(request.planned for request in served))
 
+    def _unlock(self, desk: Desk, step: Envelope) -> None:
+        """Prompts under way that hold each other's memory: the oldest takes it from the others."""
+        first, *others = sorted(step.under_way, key=lambda request: request.arrived_s)
+        while not self._give(desk, step, first, desk.budget) and others:
+            self._evict(desk, others.pop())
 
-class Backlog:
-    """How fast prefills go, and so how long a newcomer will wait."""
+    def _evict(self, desk: Desk, victim: Request) -> None:
+        desk.preempt(victim)
+        due_s = next_token_s(victim, timeline=self.pace == "timeline")
+        if victim.first_token_s is not None and due_s < inf:
+            self._line.resume(victim, due_s)
+        else:
+            self._line.add(victim)
 
-    def __init__(self) -> None:
-        self._tokens_per_s = 0.0  # smoothed over recent steps with a prefill
-
-    def saw(self, tokens: int, seconds: float) -> None:
-        """A step gave `tokens` prefill tokens and takes `seconds`."""
-        if tokens and seconds > 0.0:
-            rate = tokens / seconds
-            self._tokens_per_s += 0.1 * (rate - self._tokens_per_s) if self._tokens_per_s else rate
-
-    def own_s(self, desk: Desk, request: Request) -> float:
-        """Seconds that the request's own prefill will take; 0 while nobody knows."""
-        if desk.cost is None or not desk.cost.ready:
-            return 0.0
-        start = request.planned if request.holds_kv else request.known - desk.uncached(request)
-        alone_s = desk.cost.predict(StepShape().plus(start, request.known - start)).seconds
-        if not desk.rows or not self._tokens_per_s:
-            return alone_s
-        return max(alone_s, (request.known - start) / self._tokens_per_s)
-
-    def wait_s(self, desk: Desk, request: Request) -> float:
-        """Seconds until its first token if it joins now: those due before it, then itself."""
-        own_s = self.own_s(desk, request)
-        if not self._tokens_per_s:
-            return own_s
-        ahead = sum(
-            other.known - other.planned
-            for others in (desk.running, desk.waiting.values())
-            for other in others
-            if other.prefilling and other.deadline_s <= request.deadline_s
-        )
-        return ahead / self._tokens_per_s + own_s
+    def _slack(self, desk: Desk, request: Request) -> tuple[float, float]:
+        return slack_per_token(request, desk.now, timeline=self.pace == "timeline")

@@ -1,94 +1,192 @@
 """The line of those who wait under a promise: by deadline, tenants fairly, and the late ones after the punctual.
 
-Within a class, tenants take turns by a virtual counter of the tokens they have had (VTC, OSDI 2024): the one that had
+Three queues, served in this order by the policy that owns the line:
+
+    resumed   who was preempted in the middle of an answer that is promised: before any newcomer
+    punctual  whose first token can still come in time: the earliest deadline first
+    aside     who can no longer make it, or was promised no time at all: classes share by weight what is left for them
+
+Whoever can no longer make it steps aside, so that one lost promise does not cost the next. Inside a class, in both of
+the last two, tenants take turns by a virtual counter of the tokens they have had (VTC, OSDI 2024): the one that had
 least is next, so a flood delays the flooder. A tenant that was away does not save up: it starts at the level of those
-who are here. Among classes, the earliest deadline goes first. Whoever can no longer make it steps aside, so that one
-lost promise does not cost the next; late requests go by priority of class, then age.
+who are served now. Classes share what is left by the same counter, divided by their weights.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
+from math import inf
 
-from paceline.core.request import Request, RequestState
+from paceline.core.request import Request
 
-Entry = tuple[float, int, Request]  # deadline, order of arrival, request
+Entry = tuple[float, int, Request]  # what it is ordered by, place in line, request
+Live = Callable[[Entry], bool]
+
+
+class _Side:
+    """One heap of requests a tenant; the tenant with the lowest counter is next. Counters only rise."""
+
+    def __init__(self) -> None:
+        self.heaps: dict[str, list[Entry]] = {}
+        self._turns: list[tuple[float, int, str]] = []  # a tenant's counter when last looked at
+
+    def push(self, entry: Entry, served: float) -> None:
+        tenant = entry[2].spec.tenant
+        if tenant not in self.heaps:
+            self.heaps[tenant] = []
+            heappush(self._turns, (served, entry[1], tenant))
+        heappush(self.heaps[tenant], entry)
+
+    def head(self, served: dict[str, float], live: Live) -> Entry | None:
+        """Who is next; those who have left the line are dropped when met."""
+        while self._turns:
+            known, order, tenant = self._turns[0]
+            heap = self.heaps[tenant]
+            while heap and not live(heap[0]):
+                heappop(heap)
+            if not heap:
+                heappop(self._turns)
+                del self.heaps[tenant]
+            elif served[tenant] > known:
+                heapreplace(self._turns, (served[tenant], order, tenant))
+            else:
+                return heap[0]
+        return None
+
+    def sweep(self, live: Live) -> None:
+        for heap in self.heaps.values():
+            heap[:] = filter(live, heap)
+            heapify(heap)
 
 
 @dataclass
-class _Tenant:
-    served: float = 0.0  # virtual tokens
-    heap: list[Entry] = field(default_factory=list)
+class _Class:
+    """One class of traffic in line."""
+
+    served: dict[str, float] = field(default_factory=dict)  # virtual tokens of each tenant
+    level: float = 0.0  # counter of the tenant served last: where newcomers start
+    left: float = 0.0  # tokens that its requests aside had, by weight
+    punctual: _Side = field(default_factory=_Side)
+    aside: _Side = field(default_factory=_Side)
 
 
 class Line:
-    """Order among the waiting requests; who has left the queue is dropped when met."""
+    """Order among the waiting requests."""
 
     def __init__(self) -> None:
-        self._classes: dict[str, dict[str, _Tenant]] = {}
-        self._late: list[tuple[int, float, int, Request]] = []  # priority, arrival, order, request
+        self._classes: dict[str, _Class] = {}
+        self._resumed: list[tuple[int, float, int, Request]] = []  # priority, deadline, place, request
+        self._places: dict[str, int] = {}  # of those in line, by request id; any other entry is void
         self._counter = 0
+        self._entries = 0  # pushed since the last sweep
+        self._left_level = 0.0
 
-    def add(self, request: Request, deadline_s: float) -> None:
-        """A request starts to wait (again)."""
-        tenants = self._classes.setdefault(request.kind.name, {})
-        tenant = tenants.setdefault(request.spec.tenant, _Tenant())
-        _trim(tenant.heap)
-        if not tenant.heap:
-            here = [other.served for other in tenants.values() if other is not tenant and other.heap]
-            tenant.served = max(tenant.served, min(here, default=0.0))
-        self._counter += 1
-        heappush(tenant.heap, (deadline_s, self._counter, request))
+    def add(self, request: Request) -> None:
+        """A newcomer, by the deadline of its first token; or one that was preempted and keeps its age."""
+        place = self._place(request)
+        kind = self._classes.setdefault(request.kind.name, _Class())
+        tenant = request.spec.tenant
+        if tenant not in kind.punctual.heaps and tenant not in kind.aside.heaps:
+            kind.served[tenant] = max(kind.served.get(tenant, 0.0), kind.level)
+        entry = (request.deadline_s, place, request)
+        if request.deadline_s < inf:
+            kind.punctual.push(entry, kind.served[tenant])
+        else:
+            self._put_aside(kind, entry)
 
-    def charge(self, request: Request, tokens: int) -> None:
-        """Count tokens given to a request against its tenant."""
-        self._classes[request.kind.name][request.spec.tenant].served += tokens
+    def resume(self, request: Request, due_s: float) -> None:
+        """One that was preempted in a promised answer, by the deadline of its next token."""
+        place = self._place(request)
+        heappush(self._resumed, (request.kind.priority, due_s, place, request))
+
+    def leave(self, request: Request) -> None:
+        """It runs now, or has ended."""
+        self._places.pop(request.request_id, None)
+
+    def charge(self, request: Request, tokens: int, *, left: bool = False) -> None:
+        """Count tokens given to a request against its tenant; with `left`, against its class's share of the rest."""
+        kind = self._classes[request.kind.name]
+        tenant = request.spec.tenant
+        had = kind.served.get(tenant, kind.level)
+        kind.served[tenant] = had + tokens
+        if left:
+            self._left_level = max(self._left_level, kind.left)
+            kind.left += tokens / request.kind.weight
 
     def shared(self, kind: str) -> bool:
         """Whether more than one tenant uses the class, so that charging makes a difference."""
-        return len(self._classes.get(kind, ())) > 1
+        return len(self._classes[kind].served) > 1
 
     def before(self, one: Request, other: Request) -> bool:
         """Whether `one` goes before `other`: tenants of a class by what they had, all others by deadline."""
         if one.kind is other.kind and one.spec.tenant != other.spec.tenant:
-            tenants = self._classes[one.kind.name]
-            return tenants[one.spec.tenant].served < tenants[other.spec.tenant].served
+            served = self._classes[one.kind.name].served
+            return served.get(one.spec.tenant, 0.0) < served.get(other.spec.tenant, 0.0)
         return one.deadline_s < other.deadline_s
+
+    def resumed(self) -> Request | None:
+        """Who goes on first of those preempted in an answer."""
+        while self._resumed and not self._live(self._resumed[0][1:]):
+            heappop(self._resumed)
+        return self._resumed[0][3] if self._resumed else None
 
     def punctual(self, makes_it: Callable[[Request], bool]) -> Request | None:
         """Who is next among those whose first token can still come in time."""
         best: Entry | None = None
-        for tenants in self._classes.values():
-            while (entry := _next_of(tenants)) is not None:
+        for kind in self._classes.values():
+            while (entry := kind.punctual.head(kind.served, self._live)) is not None:
                 if makes_it(entry[2]):
                     best = entry if best is None else min(best, entry)
                     break
-                self._step_aside(tenants, entry)
+                heappop(kind.punctual.heaps[entry[2].spec.tenant])
+                self._put_aside(kind, entry)
+        if best is not None:
+            self._raise_level(best[2])
         return None if best is None else best[2]
 
-    def late(self) -> Request | None:
-        """Who is next among those who cannot make it any more."""
-        while self._late and self._late[0][3].state is not RequestState.WAITING:
-            heappop(self._late)
-        return self._late[0][3] if self._late else None
+    def aside(self) -> Request | None:
+        """Who is next among the others: of the class that has had least for its weight, the oldest."""
+        best: tuple[float, int, Request] | None = None
+        for kind in self._classes.values():
+            entry = kind.aside.head(kind.served, self._live)
+            if entry is not None and (best is None or (kind.left, entry[2].kind.priority) < best[:2]):
+                best = (kind.left, entry[2].kind.priority, entry[2])
+        if best is not None:
+            self._raise_level(best[2])
+        return None if best is None else best[2]
 
-    def _step_aside(self, tenants: dict[str, _Tenant], entry: Entry) -> None:
-        _, order, request = entry
-        heappop(tenants[request.spec.tenant].heap)
-        heappush(self._late, (request.kind.priority, request.arrived_s, order, request))
+    def _live(self, entry: Entry) -> bool:
+        return self._places.get(entry[2].request_id) == entry[1]
 
+    def _place(self, request: Request) -> int:
+        self._counter += 1
+        self._places[request.request_id] = self._counter
+        self._entries += 1
+        if self._entries > 2 * len(self._places) + 256:
+            self._sweep()
+        return self._counter
 
-def _trim(heap: list[Entry]) -> None:
-    while heap and heap[0][2].state is not RequestState.WAITING:
-        heappop(heap)
+    def _put_aside(self, kind: _Class, entry: Entry) -> None:
+        request = entry[2]
+        if not kind.aside.heaps:
+            kind.left = max(kind.left, self._left_level)
+        age = -inf if request.preemptions else request.arrived_s  # who had begun goes on before others begin
+        kind.aside.push((age, entry[1], request), kind.served[request.spec.tenant])
 
+    def _raise_level(self, request: Request) -> None:
+        kind = self._classes[request.kind.name]
+        kind.level = max(kind.level, kind.served[request.spec.tenant])
 
-def _next_of(tenants: dict[str, _Tenant]) -> Entry | None:
-    best: _Tenant | None = None
-    for tenant in tenants.values():
-        _trim(tenant.heap)
-        if tenant.heap and (best is None or tenant.served < best.served):
-            best = tenant
-    return None if best is None else best.heap[0]
+    def _sweep(self) -> None:
+        """Forget entries that are void, and tenants that are away and no further than a newcomer would start."""
+        for kind in self._classes.values():
+            for side in (kind.punctual, kind.aside):
+                side.sweep(self._live)
+            here = kind.punctual.heaps.keys() | kind.aside.heaps.keys()
+            for tenant in [name for name, had in kind.served.items() if had <= kind.level and name not in here]:
+                del kind.served[tenant]
+        self._resumed[:] = [entry for entry in self._resumed if self._live(entry[1:])]
+        heapify(self._resumed)
+        self._entries = len(self._places)

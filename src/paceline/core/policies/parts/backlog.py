@@ -1,0 +1,66 @@
+"""The backlog: how fast prompts are computed, and so how long a newcomer will wait."""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from math import inf
+
+from paceline.core.desk import Desk
+from paceline.core.request import Request, RequestState
+from paceline.core.shape import StepShape
+
+SMOOTHING = 0.1  # weight of the newest step in the rate
+
+
+class Backlog:
+    """Keeps a rate of prefill, and the tightest first-token time that anybody in line was promised for himself."""
+
+    def __init__(self) -> None:
+        self._tokens_per_s = 0.0  # smoothed over recent steps with a prefill
+        self._tight: list[tuple[float, int, Request]] = []  # promised less than their class: seconds, order, request
+        self._counter = 0
+
+    def arrived(self, request: Request) -> None:
+        """Take note of a promise of its own."""
+        if request.spec.ttft_s is not None:
+            self._counter += 1
+            heappush(self._tight, (request.spec.ttft_s, self._counter, request))
+
+    def tightest_ttft_s(self, desk: Desk) -> float:
+        """What a newcomer may be promised: by its class, or as whoever waits with a promise of its own."""
+        while self._tight and self._tight[0][2].state is not RequestState.WAITING:
+            heappop(self._tight)
+        return min(desk.tightest_ttft_s, self._tight[0][0]) if self._tight else desk.tightest_ttft_s
+
+    def saw(self, tokens: int, seconds: float) -> None:
+        """A step gave `tokens` prefill tokens and takes `seconds`."""
+        if tokens and seconds > 0.0:
+            rate = tokens / seconds
+            self._tokens_per_s += SMOOTHING * (rate - self._tokens_per_s) if self._tokens_per_s else rate
+
+    def own_s(self, desk: Desk, request: Request) -> float:
+        """Seconds that the request's own prefill will take; 0 while nobody knows."""
+        if desk.cost is None or not desk.cost.ready:
+            return 0.0
+        start = request.planned if request.holds_kv else request.known - desk.uncached(request)
+        alone_s = desk.cost.predict(StepShape().plus(start, request.known - start)).seconds
+        if not desk.rows or not self._tokens_per_s:
+            return alone_s
+        return max(alone_s, (request.known - start) / self._tokens_per_s)
+
+    def makes_it(self, desk: Desk, request: Request) -> bool:
+        """Whether its first token can come in time, if it is served at once."""
+        return request.deadline_s == inf or desk.now + self.own_s(desk, request) <= request.deadline_s
+
+    def wait_s(self, desk: Desk, request: Request) -> float:
+        """Seconds until its first token if it joins now: those due before it that are not late yet, then itself."""
+        own_s = self.own_s(desk, request)
+        if not self._tokens_per_s:
+            return own_s
+        ahead = sum(
+            other.known - other.planned
+            for others in (desk.running, desk.waiting.values())
+            for other in others
+            if other.prefilling and desk.now < other.deadline_s <= request.deadline_s
+        )
+        return ahead / self._tokens_per_s + own_s

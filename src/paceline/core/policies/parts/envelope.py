@@ -1,0 +1,115 @@
+"""The envelope of a step: how long it may get, what is in it so far, how much more fits, and who may join."""
+
+from __future__ import annotations
+
+from functools import cache
+from math import inf
+from statistics import NormalDist
+
+from paceline.core.desk import Desk
+from paceline.core.policies.parts.promises import gap_s
+from paceline.core.protocols import CostModel
+from paceline.core.request import Request
+from paceline.core.shape import StepShape
+
+
+class Envelope:
+    """A step being filled. While no cost model is ready nobody can say how long it gets, and everything fits.
+
+    The crowd are all who decode to a promised pace, now or as soon as their prompt is done: it may only grow as far as
+    one step with all of them stays within the shortest of their gaps.
+    """
+
+    def __init__(self, desk: Desk) -> None:
+        self.cost: CostModel | None = desk.cost if desk.cost is not None and desk.cost.ready else None
+        self.limit_s = inf  # how long the step may get
+        self.percentile = 0.5  # share of such steps that must not take longer
+        self.shape = StepShape()
+        self.prefilled = 0  # tokens of prompts in it
+        self.full = False  # whether somebody wanted more time than was left
+        self.under_way: list[Request] = []  # prompts begun and not done when it was opened, or begun in it
+        self.gap_s = inf  # the shortest gap that is kept in the crowd
+        self.crowded = False  # whether the crowd is too large already
+        self._crowd = StepShape()
+
+    def takes_s(self, shape: StepShape) -> float:
+        """How long such a step takes at most, at the percentile. Only with a cost model."""
+        assert self.cost is not None
+        estimate = self.cost.predict(shape)
+        return estimate.seconds + (estimate.high - estimate.seconds) * _margins(self.percentile)
+
+    def hold(self, rows: int, context: int) -> None:
+        """Put in so many decodes, which read so many KV positions."""
+        self.shape = with_decodes(self.shape, rows, context)
+
+    def add(self, start: int, count: int) -> None:
+        """Put in `count` tokens of a prompt from position `start` on."""
+        self.shape = self.shape.plus(start, count)
+        self.prefilled += count
+
+    def most(self, start: int, wanted: int) -> int:
+        """How many of `wanted` tokens from position `start` on still fit. Times never fall as tokens are added."""
+        if self.limit_s == inf or wanted <= 0:
+            return wanted
+        high, high_s = wanted, self.takes_s(self.shape.plus(start, wanted))
+        if high_s <= self.limit_s:
+            return wanted
+        low, low_s = 0, self.takes_s(self.shape)
+        # Times are nearly straight in the tokens, so guesses by proportion close in from both sides; a few suffice.
+        for _ in range(4):
+            if low_s >= self.limit_s or high - low <= max(1, low // 64):
+                break
+            guess = low + int((high - low) * (self.limit_s - low_s) / (high_s - low_s))
+            guess = min(max(guess, low + 1), high - 1)
+            guess_s = self.takes_s(self.shape.plus(start, guess))
+            if guess_s <= self.limit_s:
+                low, low_s = guess, guess_s
+            else:
+                high, high_s = guess, guess_s
+        return low
+
+    def rows(self, contexts: list[int]) -> int:
+        """How many decodes with these contexts still fit, in their order."""
+        if self.limit_s == inf or self.takes_s(with_decodes(self.shape, len(contexts), sum(contexts))) <= self.limit_s:
+            return len(contexts)
+        low, high = 0, len(contexts) - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            fits = self.takes_s(with_decodes(self.shape, middle, sum(contexts[:middle]))) <= self.limit_s
+            low, high = (middle, high) if fits else (low, middle - 1)
+        return low
+
+    def gather(self, rows: int, context: int, gap_s: float, *, crowded: bool) -> None:
+        """Count those who decode now, with the shortest gap that is kept among them, into the crowd."""
+        self._crowd = with_decodes(self._crowd, rows, context)
+        self.gap_s, self.crowded = gap_s, crowded
+
+    def has_room(self, request: Request) -> bool:
+        """Whether all in the crowd keep their pace beside one more."""
+        if self.cost is None or gap_s(request) == inf:
+            return True
+        if self.gap_s == inf:
+            return not self.crowded
+        return self.takes_s(with_decodes(self._crowd, 1, request.known)) <= self.gap_s
+
+    def join(self, request: Request) -> None:
+        """Count one whose prompt is under way; his pace is to be kept if it can be."""
+        self.under_way.append(request)
+        gap = gap_s(request)
+        if self.cost is None or gap == inf:
+            return
+        self._crowd = with_decodes(self._crowd, 1, request.known)
+        if self.takes_s(self._crowd) <= gap < self.gap_s:
+            self.gap_s = gap
+
+
+def with_decodes(shape: StepShape, rows: int, context: int) -> StepShape:
+    """With so many more rows of one token, which read so many KV positions."""
+    return StepShape(shape.tokens + rows, shape.rows + rows, shape.context + context, shape.pairs)
+
+
+@cache
+def _margins(percentile: float) -> float:
+    """How far above the median a percentile is, in terms of the 95th, which is the upper end of an estimate."""
+    normal = NormalDist()
+    return max(0.0, normal.inv_cdf(percentile) / normal.inv_cdf(0.95))
