@@ -131,7 +131,8 @@ def curl_line(url: str, info: EngineInfo, settings: Settings) -> str:
     """A command that works as it stands, given the key in PACELINE_API_KEY where one is needed."""
     body: dict[str, object]
     if _has_chat_template(Path(info.tokenizer_dir)):
-        path, body = "chat/completions", {"messages": [{"role": "user", "content": "Say hello in one sentence."}]}
+        messages = [{"role": "user", "content": "What is the capital of France?"}]
+        path, body = "chat/completions", {"messages": messages, "temperature": 0}
     else:
         path, body = "completions", {"prompt": "Once upon a time", "max_tokens": 32}
     name = next(iter(settings.model.served_names), info.model)
