@@ -221,9 +221,47 @@ def test_continue_final_message(live: Live) -> None:
 
 def test_service_tier_says_what_was_applied(live: Live) -> None:
     assert "service_tier" not in live.chat().json()
-    for tier in ("auto", "default", "priority", "flex"):
-        assert live.chat(service_tier=tier).json()["service_tier"] == "default"
-    assert live.chat(paceline={"class": "standard"}).status_code == 200
+    for tier, applied, kind in (
+        ("auto", "default", "standard"),
+        ("default", "default", "standard"),
+        ("priority", "priority", "interactive"),
+        ("flex", "flex", "batch"),
+    ):
+        answer = live.chat(service_tier=tier)
+        assert answer.json()["service_tier"] == applied
+        assert answer.json()["paceline"]["class"] == kind
+        assert answer.headers["x-paceline-class"] == kind
+
+
+def test_a_request_brings_its_own_targets(live: Live) -> None:
+    before = live.get("/slo").json()["classes"]["interactive"]["ttft"]["n"]
+    answer = live.chat(paceline={"class": "interactive", "itl_ms": 250})
+    assert answer.json()["paceline"] == {"class": "interactive", "ttft_ms": 1000.0, "itl_ms": 250.0, "e2e_ms": None}
+    live.stream(PATH, {"messages": USER, "service_tier": "priority"})
+    report = live.get("/slo").json()["classes"]["interactive"]
+    assert report["ttft"]["n"] == before + 2
+    assert report["ttft"]["target_s"] == 1.0
+    assert report["kept"] is True
+    rows = live.get("/timeline/steps").json()
+    assert len(rows["rows"]) > 1
+    assert rows["itl_s"] == 0.1
+    assert "What each step did" in live.get("/timeline").text
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        ({"service_tier": "gold"}, 400, "service_tier"),
+        ({"paceline": {"class": "gold"}}, 400, "paceline.class"),
+        ({"paceline": {"itl_ms": 0}}, 400, "paceline.itl_ms"),
+        ({"paceline": {"ttft_ms": -5}}, 400, "paceline.ttft_ms"),
+        ({"service_tier": "flex", "paceline": {"class": "interactive"}}, 400, "paceline.class"),
+    ],
+)
+def test_bad_classes_and_targets(live: Live, body: dict[str, Any], status: int, param: str) -> None:
+    answer = live.chat(**body)
+    assert answer.status_code == status
+    assert answer.json()["error"]["param"] == param
 
 
 def test_a_character_is_never_cut_in_two(live: Live) -> None:

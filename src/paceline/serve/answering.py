@@ -21,6 +21,7 @@ from paceline.serve.prepare import Job, Model, Preparer, new_id
 from paceline.serve.schemas import Sampling, field_names, parse_body
 from paceline.serve.traffic import Traffic, resolve_traffic
 
+CLASS_HEADER = "x-paceline-class"  # of an answer: the class of traffic that was applied
 log = logging.getLogger("paceline.serve")
 BodyT = TypeVar("BodyT", bound=Sampling)
 
@@ -34,7 +35,7 @@ class Answer(ABC, Generic[BodyT]):
         self.id = new_id(self.id_prefix)
         self._model = model
         self._body = body
-        self._traffic = traffic
+        self.traffic = traffic
         self._created = int(time.time())
 
     @abstractmethod
@@ -58,8 +59,8 @@ class Answer(ABC, Generic[BodyT]):
             "choices": choices,
             "system_fingerprint": self._model.fingerprint,
         }
-        if self._traffic.tier is not None:
-            envelope["service_tier"] = self._traffic.tier
+        if self.traffic.tier is not None:
+            envelope["service_tier"] = self.traffic.tier
         return envelope
 
     def _usage_wanted(self) -> tuple[bool, bool]:
@@ -91,15 +92,18 @@ async def answer_request(
     context = context_of(request)
     raw = await read_json(request, context.settings)
     body, answer, generation = await prepare_answer(context, raw, kind, off, answer_kind, caller_of(request), began)
+    headers = {CLASS_HEADER: answer.traffic.kind.name}
     if body.stream:
-        return EventStream(_stream(context, generation, answer), context.settings, _error_hook(context))
-    return JsonResponse(await unless_gone(request.receive, _whole(context, generation, answer)))
+        bodies = _stream(context, generation, answer)
+        return EventStream(bodies, context.settings, _error_hook(context), headers)
+    whole = await unless_gone(request.receive, _whole(context, generation, answer))
+    return JsonResponse(whole | {"paceline": answer.traffic.applied()}, headers=headers)
 
 
 def asked_traffic(context: ServerContext, body: Sampling, caller: Caller) -> Traffic:
     """The class that a body asks for. Raises BadRequest and Forbidden."""
-    wanted = body.paceline.traffic_class if body.paceline is not None else None
-    return resolve_traffic(body.service_tier, wanted, caller)
+    settings = context.settings
+    return resolve_traffic(body.service_tier, body.paceline, caller, settings.classes, settings.default_class)
 
 
 async def prepare_answer(
@@ -120,13 +124,14 @@ async def prepare_answer(
     check_fields(raw, field_names(kind), off, strict=context.settings.strict_fields)
     model = await context.named_model(body.model)
     answer = answer_kind(model, body, decide_traffic(context, body, caller))
-    jobs = await answer.jobs(Preparer(model, context.settings, caller))
+    jobs = await answer.jobs(Preparer(model, context.settings, caller, began))
     context.metrics.choices.observe(body.n or 1)
     log.debug("request %s: %d choices, max_tokens %d", answer.id, len(jobs), jobs[0].spec.sampling.max_tokens)
     if context.settings.log_prompts:
         for job in jobs:
             log.debug("prompt of %s", job.spec.request_id, extra={"prompt": model.tokenizer.decode(job.spec.prompt)})
-    return body, answer, Generation(context.engine, jobs, model.tokenizer, context.metrics, began)
+    generation = Generation(context.engine, jobs, model.tokenizer, context.metrics, began, context.attainment)
+    return body, answer, generation
 
 
 async def _whole(context: ServerContext, generation: Generation, answer: Answer[Any]) -> dict[str, Any]:

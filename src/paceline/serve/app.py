@@ -31,6 +31,9 @@ ROUTES = (
     Route("/ready", probes.ready, methods=["GET"]),
     Route("/version", probes.version, methods=["GET"]),
     Route("/metrics", probes.metrics, methods=["GET"]),
+    Route("/slo", probes.slo, methods=["GET"]),
+    Route("/timeline", probes.timeline, methods=["GET"]),
+    Route("/timeline/steps", probes.timeline_steps, methods=["GET"]),
 )
 
 

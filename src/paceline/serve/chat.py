@@ -29,7 +29,7 @@ class ChatAnswer(Answer[ChatRequest]):
     id_prefix = "chatcmpl"
 
     async def jobs(self, preparer: Preparer) -> list[Job]:
-        return await preparer.chat(self._body, self.id, self._traffic)
+        return await preparer.chat(self._body, self.id, self.traffic)
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         texts: dict[int, list[str]] = {job.index: [] for job in generation.jobs}

@@ -29,7 +29,7 @@ class CompletionAnswer(Answer[CompletionRequest]):
     id_prefix = "cmpl"
 
     async def jobs(self, preparer: Preparer) -> list[Job]:
-        return await preparer.completion(self._body, self.id, self._traffic)
+        return await preparer.completion(self._body, self.id, self.traffic)
 
     async def whole(self, generation: Generation) -> dict[str, Any]:
         writers = {choice.job.index: self._writer(choice) for choice in generation.choices}

@@ -10,10 +10,12 @@ from pathlib import Path
 
 from paceline.engine.supervisor import EngineState
 from paceline.errors import EngineNotReady, NotFound, UnsupportedModel
+from paceline.serve.attainment import Attainment
 from paceline.serve.engine_port import Engine
 from paceline.serve.metrics import ServeMetrics
 from paceline.serve.prepare import Model
 from paceline.serve.settings import ServeSettings
+from paceline.serve.timeline import Timeline
 from paceline.text.tokenizer import Tokenizer
 
 
@@ -26,6 +28,8 @@ class ServerContext:
         self.settings = settings
         self.draining = False
         self.metrics = ServeMetrics(lambda: self.shown_name, lambda: engine.stats)
+        self.attainment = Attainment(settings.classes)
+        self.timeline = Timeline()
         self.idle = asyncio.Event()  # no generating request is running
         self.idle.set()
         self._given_tokenizer = tokenizer
@@ -33,6 +37,7 @@ class ServerContext:
         self._loading = asyncio.Lock()
         self._running = 0
         engine.add_stats_listener(self.metrics.note_step)
+        engine.add_stats_listener(self.timeline.note)
 
     @property
     def shown_name(self) -> str:

@@ -165,9 +165,13 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(
-        self, bodies: AsyncGenerator[bytes], settings: ServeSettings, on_error: Callable[[Exception], None]
+        self,
+        bodies: AsyncGenerator[bytes],
+        settings: ServeSettings,
+        on_error: Callable[[Exception], None],
+        headers: Mapping[str, str],
     ) -> None:
-        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no", **headers})
         del self.headers["content-length"]
         self._bodies = bodies
         self._settings = settings

@@ -12,6 +12,7 @@ from typing import Any
 from paceline.core.step import Finish, FinishReason, TokenLogprob
 from paceline.engine.stream import Update
 from paceline.errors import EngineDead, EngineError, EngineNotReady
+from paceline.serve.attainment import Attainment
 from paceline.serve.engine_port import Engine, TokenStream
 from paceline.serve.metrics import ServeMetrics
 from paceline.serve.prepare import Job
@@ -45,7 +46,13 @@ class Choice:
     """One job on its way: its stream, its text so far and its times."""
 
     def __init__(
-        self, job: Job, stream: TokenStream, tokenizer: Tokenizer, metrics: ServeMetrics, began: float
+        self,
+        job: Job,
+        stream: TokenStream,
+        tokenizer: Tokenizer,
+        metrics: ServeMetrics,
+        began: float,
+        attainment: Attainment,
     ) -> None:
         """`began`: when the HTTP request came, on the clock of `time.monotonic`."""
         self.job = job
@@ -54,6 +61,7 @@ class Choice:
         self._text = job.text_stream(tokenizer)
         self._metrics = metrics
         self._began = began
+        self._attainment = attainment
         self._last_token: float | None = None
         self._ended = False
 
@@ -107,7 +115,9 @@ class Choice:
         if self.job.discard:
             reason = "length"
         self._metrics.note_finish(finish, self.job.spec, self._text.used, reason)
-        self._metrics.e2e.observe(time.monotonic() - self._began)
+        now = time.monotonic()
+        self._metrics.e2e.observe(now - self._began)
+        self._attained("e2e", now, now - self._began, self.job.spec.e2e_s)
         stop: str | int | None = stop_string
         if stop is None and finish.stop_token in self.job.stop_token_ids:
             stop = finish.stop_token
@@ -129,12 +139,17 @@ class Choice:
         count = len(update.tokens)
         if self._last_token is None:
             self._metrics.ttft.observe(now - self._began)
+            self._attained("ttft", now, now - self._began, self.job.spec.ttft_s)
             count -= 1
         else:
             gap = (now - self._last_token) / count
             for _ in range(count):
                 self._metrics.itl.observe(gap)
+                self._attained("itl", now, gap, self.job.spec.itl_s)
         self._last_token = now
+
+    def _attained(self, quantity: str, now: float, seconds: float, target_s: float | None) -> None:
+        self._attainment.observe(self.job.spec.traffic_class, quantity, now, seconds, target_s)
 
 
 class Generation:
@@ -145,13 +160,20 @@ class Generation:
     """
 
     def __init__(
-        self, engine: Engine, jobs: Sequence[Job], tokenizer: Tokenizer, metrics: ServeMetrics, began: float
+        self,
+        engine: Engine,
+        jobs: Sequence[Job],
+        tokenizer: Tokenizer,
+        metrics: ServeMetrics,
+        began: float,
+        attainment: Attainment,
     ) -> None:
         self.jobs = jobs
         self._engine = engine
         self._tokenizer = tokenizer
         self._metrics = metrics
         self._began = began
+        self._attainment = attainment
         self.choices: list[Choice] = []
         self._pumps: list[asyncio.Task[None]] = []
 
@@ -168,7 +190,7 @@ class Generation:
             await self._take_back(submits)
             raise errors[0]
         self.choices = [
-            Choice(job, submit.result(), self._tokenizer, self._metrics, self._began)
+            Choice(job, submit.result(), self._tokenizer, self._metrics, self._began, self._attainment)
             for job, submit in zip(self.jobs, submits, strict=True)
         ]
         return self

@@ -6,6 +6,7 @@ read from its latest stats when somebody scrapes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
@@ -58,6 +59,7 @@ class ServeMetrics:
         self.choices = self._histogram("request_params_n", "n of a request", CHOICE_BUCKETS)
         self._iteration = self._histogram("iteration_tokens_total", "tokens computed in a step", SIZE_BUCKETS)
         self._step = self._histogram("step_duration_seconds", "duration of a step", STEP_BUCKETS)
+        self._bound = self._counter("steps", "steps by what kept them from being larger", "bound_by")
         self._rows = self._histogram("step_requests", "requests in a step's batch", SIZE_BUCKETS[:12])
         self._success = self._counter("request_success", "ended requests by reason", "finished_reason")
         self._cached = self._counter("prompt_tokens_cached", "prompt tokens taken from the prefix cache")
@@ -73,6 +75,7 @@ class ServeMetrics:
             self._iteration.observe(step.tokens)
             self._step.observe(step.seconds)
             self._rows.observe(step.rows)
+            self._bound.labels(step.bound_by.value).inc()
 
     def note_finish(self, finish: Finish, spec: RequestSpec, tokens: int, reason: str) -> None:
         """One engine request has ended; `tokens` is how many its answer has."""
@@ -156,6 +159,7 @@ class _EngineCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         stats = self._stats()
         core = stats.scheduler
+        errors = stats.cost_error or (math.nan, math.nan)
         usage = core.kv_blocks_used / core.kv_blocks_total if core.kv_blocks_total else 0.0
         gauges = (
             ("num_requests_running", "requests in the running batch", core.num_running),
@@ -163,6 +167,8 @@ class _EngineCollector(Collector):
             ("kv_cache_usage_perc", "share of KV blocks held by live requests; 1 is all", usage),
             ("kv_blocks_total", "KV blocks there are", core.kv_blocks_total),
             ("kv_blocks_used", "KV blocks held by live requests", core.kv_blocks_used),
+            ("step_prediction_error_median", "median of |predicted - real| / real of a step's time", errors[0]),
+            ("step_prediction_error_p95", "95th percentile of the same", errors[1]),
             ("kv_blocks_cached", "KV blocks kept for the prefix cache alone", core.kv_blocks_cached),
         )
         counters = (

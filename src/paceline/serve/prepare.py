@@ -79,10 +79,12 @@ class Job:
 class Preparer:
     """Checks a body against the model and the caps, and makes its jobs."""
 
-    def __init__(self, model: Model, settings: ServeSettings, caller: Caller) -> None:
+    def __init__(self, model: Model, settings: ServeSettings, caller: Caller, arrived_s: float | None = None) -> None:
+        """`arrived_s`: when the request came, on the clock of `time.monotonic`; its deadlines count from there."""
         self._model = model
         self._settings = settings
         self._caller = caller
+        self._arrived_s = arrived_s
 
     async def chat(self, body: ChatRequest, answer_id: str, traffic: Traffic) -> list[Job]:
         """Jobs of a chat completion. Raises BadRequest."""
@@ -210,8 +212,12 @@ class Preparer:
                     prompt,
                     sampling,
                     cache_salt=salt,
-                    traffic_class=traffic.name,
+                    traffic_class=traffic.kind.name,
                     tenant=self._caller.tenant,
+                    ttft_s=traffic.ttft_s,
+                    itl_s=traffic.itl_s,
+                    e2e_s=traffic.e2e_s,
+                    sent_s=self._arrived_s,
                 )
                 jobs.append(
                     Job(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import HTMLResponse, Response
 
 from paceline.serve.answering import context_of
 from paceline.serve.exchange import NOT_READY_RETRY_S, JsonResponse
+from paceline.serve.timeline import page
 from paceline.version import __version__
 
 
@@ -36,3 +39,31 @@ async def version(request: Request) -> Response:
 async def metrics(request: Request) -> Response:
     """Prometheus text."""
     return Response(generate_latest(context_of(request).metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+
+async def slo(request: Request) -> Response:
+    """How each class's promise is kept, and what the engine's steps are bound by now."""
+    context = context_of(request)
+    stats = context.engine.stats
+    error = stats.cost_error
+    return JsonResponse(
+        {
+            "classes": context.attainment.report(time.monotonic()),
+            "default_class": context.settings.default_class,
+            "step": context.timeline.last,
+            "running": stats.scheduler.num_running,
+            "waiting": stats.scheduler.num_waiting,
+            "prediction_error": None if error is None else {"median": error[0], "p95": error[1]},
+        }
+    )
+
+
+async def timeline_steps(request: Request) -> Response:
+    """The last steps, for `paceline timeline` and the page."""
+    context = context_of(request)
+    return JsonResponse(context.timeline.report(context.settings.tightest_itl_s))
+
+
+async def timeline(_: Request) -> Response:
+    """The page that draws them; it asks for the rows itself."""
+    return HTMLResponse(page())

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from paceline.errors import BadRequest
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
+_MOST_TARGET_MS = 86_400_000  # a day: beyond it a target is a slip of units
 _SHOWN = 64  # characters of a wrong value that an error repeats
 
 
@@ -59,9 +60,12 @@ class StreamOptions(_Body):
 
 
 class PacelineOptions(_Body):
-    """Our own extension field."""
+    """Our own extension field: the class of traffic, and targets in place of the class's."""
 
     traffic_class: str | None = Field(None, alias="class")
+    ttft_ms: Annotated[float, Field(gt=0, le=_MOST_TARGET_MS)] | None = None
+    itl_ms: Annotated[float, Field(gt=0, le=_MOST_TARGET_MS)] | None = None
+    e2e_ms: Annotated[float, Field(gt=0, le=_MOST_TARGET_MS)] | None = None
 
 
 class Sampling(_Body):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paceline.core.classes import BUILT_IN, DEFAULT_CLASS, TrafficClass
 from paceline.errors import ConfigError
 from paceline.serve.keys import ApiKey
 
@@ -19,6 +20,8 @@ class ServeSettings:
     served_names: tuple[str, ...] = ()  # what clients call the model; the first is shown. () is the engine's own name
     keys: tuple[ApiKey, ...] = ()  # none: everybody may call
     cors_origins: tuple[str, ...] = ()
+    classes: tuple[TrafficClass, ...] = BUILT_IN
+    default_class: str = DEFAULT_CLASS  # of requests that name none
     strict_fields: bool = False  # unknown body fields are an error
     log_prompts: bool = False  # at debug level; off unless somebody asks for it by name
 
@@ -39,3 +42,11 @@ class ServeSettings:
     def __post_init__(self) -> None:
         if (self.tls_certfile is None) != (self.tls_keyfile is None):
             raise ConfigError("TLS needs a certificate and its private key, both or neither")
+        names = [kind.name for kind in self.classes]
+        if self.default_class not in names:
+            raise ConfigError(f"default_class is {self.default_class!r}; it must be one of {', '.join(names)}")
+
+    @property
+    def tightest_itl_s(self) -> float | None:
+        """The smallest gap between tokens that any class is promised."""
+        return min((kind.itl_s for kind in self.classes if kind.itl_s is not None), default=None)

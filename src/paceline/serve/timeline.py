@@ -6,12 +6,7 @@ from collections import deque
 from importlib.resources import files
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-
 from paceline.engine.messages import EngineStats
-from paceline.serve.answering import context_of
-from paceline.serve.exchange import JsonResponse
 
 KEPT_STEPS = 2000
 COLUMNS = (
@@ -57,22 +52,17 @@ class Timeline:
             )
         )
 
+    @property
+    def last(self) -> dict[str, Any] | None:
+        """The newest row by column; None before any step."""
+        return dict(zip(COLUMNS, self._rows[-1], strict=True)) if self._rows else None
+
     def report(self, itl_s: float | None) -> dict[str, Any]:
         """All rows, oldest first, with the tightest promised gap for the deadline line."""
         return {"columns": COLUMNS, "rows": list(self._rows), "itl_s": itl_s}
 
 
-async def timeline_json(request: Request) -> Response:
-    """The rows, for `paceline timeline` and the page."""
-    context = context_of(request)
-    return JsonResponse(context.timeline.report(context.settings.tightest_itl_s))
-
-
-async def timeline_page(_: Request) -> Response:
-    """The page that draws them; it asks for the rows itself."""
-    return HTMLResponse(page())
-
-
-def page() -> str:
-    """One self-contained HTML file. A script that sets `window.PACELINE_TIMELINE` before its own makes it a still."""
-    return files("paceline.serve").joinpath("pages/timeline.html").read_text(encoding="utf-8")
+def page(still: str = "null") -> str:
+    """One self-contained HTML file that draws a report; given one as JSON, a still of it, else a live view."""
+    source = files("paceline.serve").joinpath("pages/timeline.html").read_text(encoding="utf-8")
+    return source.replace("/*STILL*/ null", still.replace("<", "\\u003c"), 1)
