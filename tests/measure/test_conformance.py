@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from paceline.errors import ConfigError
 from paceline.measure.conformance import cli
 from paceline.measure.conformance.check import CaseResult, compare, observe
+from paceline.measure.conformance.load import load_load_cases, run_load_cases, wrong_figures
 from paceline.measure.conformance.pack import run_pack
 from paceline.measure.conformance.script import Case, body_steps, choose, load_cases, wire_steps
 from paceline.measure.conformance.server import ConformanceApi
@@ -89,6 +91,49 @@ def test_computed(case: Computed) -> None:
     assert not differences(case)
 
 
+LOADS = {case.id: case for case in load_load_cases()}
+
+
+def arrivals(times: Sequence[float], prompts: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    said = prompts or [str(i) for i in range(len(times))]
+    return [{"at_s": when, "body": {"prompt": text}} for when, text in zip(times, said, strict=True)]
+
+
+def test_load_cases_can_pass_and_fail() -> None:
+    right = arrivals([i / 200 for i in range(1000)])
+    assert wrong_figures(LOADS["T47"], right) == []
+    assert "183" in wrong_figures(LOADS["T47"], arrivals([i / 183.5 for i in range(1000)]))[0]
+    assert "got 10" in wrong_figures(LOADS["T47"], right[:10])[0]
+    rng = random.Random(0)
+    alone, t = [], 0.0
+    for _ in range(1000):
+        t += rng.expovariate(100.0)
+        alone.append(t)
+    assert wrong_figures(LOADS["T48"], arrivals(alone)) == []
+    in_step = sorted(4 * when for when in alone[:250] for _ in range(4))  # four workers, one seed
+    assert wrong_figures(LOADS["T48"], arrivals(in_step))
+    assert wrong_figures(LOADS["T49"], arrivals(alone[:150]))
+    assert wrong_figures(LOADS["T49"], arrivals([i / 50 for i in range(150)])) == []
+    assert wrong_figures(LOADS["T50"], arrivals([i / 1000 for i in range(50)])) == []
+    assert wrong_figures(LOADS["T50"], arrivals([i / 100 for i in range(50)]))
+    waves = [0.07 * (i // 8) for i in range(64)]
+    assert wrong_figures(LOADS["T50b"], arrivals(waves)) == []
+    assert wrong_figures(LOADS["T50b"], arrivals([0.07 * (i // 9) for i in range(64)]))
+    assert wrong_figures(LOADS["T60"], arrivals(range(32))) == []
+    assert wrong_figures(LOADS["T60"], arrivals(range(32), [str(i % 31) for i in range(32)]))
+
+
+def test_our_load_is_right() -> None:
+    """The two quick ones with real processes."""
+    assert run_load_cases([LOADS["T50"], LOADS["T60"]]) == []
+
+
+@pytest.mark.slow
+def test_all_our_loads_are_right() -> None:
+    """Real rates: a busy machine may fail this."""
+    assert run_load_cases(list(LOADS.values())) == []
+
+
 def test_expectations_can_fail() -> None:
     case = choose(["T14"])[0]
     right = {"success": True, "output_tokens": 2, "token_events": 2, "ttft_ms": 200.0, "tpot_ms": 20.0}
@@ -121,7 +166,7 @@ def test_reference_inputs_are_all_there() -> None:
 
 def test_the_documentation_counts_right() -> None:
     text = (Path(__file__).parents[2] / "docs" / "measuring.md").read_text()
-    assert f"{len(CASES)} scripted streams and {len(load_computed())} computed cases" in text
+    assert f"{len(CASES)} scripted streams, {len(LOADS)} loads and {len(load_computed())} computed cases" in text
 
 
 def test_other_clients_can_use_it() -> None:
@@ -130,7 +175,7 @@ def test_other_clients_can_use_it() -> None:
     async def main() -> None:
         async with MockServer(ConformanceApi()) as server, httpx.AsyncClient(base_url=server.url) as http:
             listed = (await http.get("/cases")).json()
-            assert len(listed) == len(CASES)
+            assert len(listed) == len(CASES) + len(LOADS)
             assert (await http.get("/expected/T14")).json()["ttft_ms"] == 200
             for base, model in ((f"{server.url}/case/T06/v1", "any"), (f"{server.url}/v1", "T06")):
                 async with openai.AsyncOpenAI(base_url=base, api_key="x", max_retries=0) as client:
@@ -149,6 +194,12 @@ def test_other_clients_can_use_it() -> None:
                 assert [c.choices[0].delta.content async for c in answer if c.choices] == ["a", "b"]
                 with pytest.raises(openai.NotFoundError):
                     await client.chat.completions.create(model="T999", messages=[{"role": "user", "content": "hi"}])
+                whole = await client.chat.completions.create(
+                    model="T60", messages=[{"role": "user", "content": "hi"}], max_tokens=1
+                )
+                assert whole.choices[0].message.content == "a"
+            assert (await http.get("/judged/T60")).json()["requests"] == 1
+            assert (await http.get("/judged/T41")).status_code == 404
             received = (await http.get("/received/T41")).json()
             assert len(received) == 2
             assert received[0]["body"]["model"] == "T41"
@@ -180,5 +231,5 @@ def test_command(tmp_path: Path) -> None:
     results, wrong = cli.run_own(["t03", "T46"], tolerance_ms=150.0)
     assert [r.case.id for r in results] == ["T03"]
     assert not wrong
-    assert len(cli.list_cases()) == len(CASES) + len(load_computed())
+    assert len(cli.list_cases()) == len(CASES) + len(LOADS) + len(load_computed())
     assert {p.name for p in cli.export(tmp_path / "pack")} >= {"wire.json", "statistics.json"}

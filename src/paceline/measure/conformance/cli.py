@@ -11,6 +11,7 @@ import msgspec
 
 from paceline.errors import ConfigError
 from paceline.measure.conformance.check import TOLERANCE_MS, CaseResult, compare
+from paceline.measure.conformance.load import load_load_cases
 from paceline.measure.conformance.script import Case, choose, load_cases
 from paceline.measure.conformance.server import ConformanceApi
 from paceline.measure.conformance.statistics import differences, load_computed
@@ -19,25 +20,31 @@ from paceline.measure.conformance.statistics import differences, load_computed
 def list_cases() -> list[str]:
     """One line for each case."""
     rows = [f"{case.id:6} {case.group:8} {case.title}" for case in load_cases()]
+    rows += [f"{case.id:6} {'load':8} {case.title}" for case in load_load_cases()]
     return rows + [f"{case.id:6} {'numbers':8} {case.title}" for case in load_computed()]
 
 
 def run_own(ids: Sequence[str] = (), *, tolerance_ms: float = TOLERANCE_MS) -> tuple[list[CaseResult], list[str]]:
-    """Play the pack to our own client; results, and lines about computed cases that are wrong.
+    """Play the pack to our own client; results of streams, and lines about computed and load cases that are wrong.
 
-    `ids` empty: all, computed ones too.
+    `ids` empty: all streams and computed cases. Load cases, half a minute of real load, run when they are named, or all
+    of them by the name "load".
     """
+    from paceline.measure.conformance.load import run_load_cases
     from paceline.measure.conformance.pack import run_pack
 
-    computed = [case for case in load_computed() if not ids or case.id.lower() in {i.lower() for i in ids}]
-    streamed = [name for name in ids if name.lower() not in {case.id.lower() for case in computed}]
+    wanted = {name.lower() for name in ids}
+    computed = [case for case in load_computed() if not ids or case.id.lower() in wanted]
+    loads = [case for case in load_load_cases() if case.id.lower() in wanted or "load" in wanted]
+    known = {case.id.lower() for case in computed} | {case.id.lower() for case in loads} | {"load"}
+    streamed = [name for name in ids if name.lower() not in known]
     results = asyncio.run(run_pack(choose(streamed), tolerance_ms)) if streamed or not ids else []
     wrong = [
         f"{case.id} {key}: expected {want}, got {got}"
         for case in computed
         for key, (want, got) in differences(case).items()
     ]
-    return results, wrong
+    return results, wrong + (run_load_cases(loads) if loads else [])
 
 
 def check_reports(path: Path, *, tolerance_ms: float = TOLERANCE_MS) -> list[CaseResult]:
@@ -69,8 +76,8 @@ def render(results: Sequence[CaseResult], wrong: Sequence[str] = ()) -> list[str
         worst = max(result.worst_ms for result in results)
         lines.append(f"{right} of {len(results)} streams right, largest time error {worst:.1f} ms")
     if wrong:
-        lines.append(f"{len({line.split()[0] for line in wrong})} computed cases wrong")
-    return lines
+        lines.append(f"{len({line.split()[0] for line in wrong})} computed or load cases wrong")
+    return lines or ["all right"]
 
 
 def _short(value: Any) -> str:

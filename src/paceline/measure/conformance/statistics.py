@@ -14,7 +14,7 @@ from paceline.measure.gates import evaluate, parse_gate
 from paceline.measure.paired import sign_flip_test
 from paceline.measure.records import ErrorClass, RequestRecord, Usage
 from paceline.measure.slo import parse_slos
-from paceline.measure.summary import measure_run
+from paceline.measure.summary import Throughput, measure_run
 
 
 class Computed(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -126,10 +126,47 @@ def _summary(given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _even_stream(name: str, start_s: float, tokens: int, gap_s: float) -> RequestRecord:
+    """A success of one token every `gap_s`."""
+    times = tuple(start_s + gap_s * (i + 1) for i in range(tokens))
+    return RequestRecord(
+        id=name, index=0, scheduled_s=start_s, dispatched_s=start_s, written_s=start_s, closed_s=times[-1], status=200,
+        read_s=times, read_bytes=(1,) * tokens, kinds="c" * tokens, row_reads=tuple(range(tokens)),
+        row_chars=(1,) * tokens, usage=Usage(prompt_tokens=1, completion_tokens=tokens),
+    )  # fmt: skip
+
+
+def _plateau(given: dict[str, Any]) -> dict[str, Any]:
+    gap_s, tokens = given["gap_ms"] / 1e3, given["tokens"]
+    records = [
+        _even_stream(f"{slot}.{turn}", turn * gap_s * tokens, tokens, gap_s)
+        for slot in range(given["slots"])
+        for turn in range(given["rounds"])
+    ]
+    records.append(_even_stream("straggler", 0.0, given["straggler_tokens"], gap_s))
+    run = measure_run(records, concurrency=given["slots"] + 1, open_loop=False)
+
+    def per_s(span: Throughput | None) -> float | None:
+        return None if span is None or span.output_tokens.per_s is None else round(span.output_tokens.per_s, 6)
+
+    return {"whole_tokens_per_s": per_s(run.whole), "plateau_tokens_per_s": per_s(run.plateau)}
+
+
+def _input_tokens(given: dict[str, Any]) -> dict[str, Any]:
+    records = [
+        msgspec.structs.replace(_record(i, 100.0), turn=i, usage=Usage(prompt_tokens=count, completion_tokens=1))
+        for i, count in enumerate(given["prompt_tokens"])
+    ]
+    run = measure_run(records)
+    return {"input_tokens": None if run.whole is None else run.whole.input_tokens.known}
+
+
 _KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "latencies_from_schedule": _from_schedule,
     "percentile": _percentile,
     "summary": _summary,
+    "plateau": _plateau,
+    "input_tokens": _input_tokens,
     "smallest_n": lambda given: {"n": [stats.smallest_n(q) for q in given["q"]]},
     "rank_interval": lambda given: {"ranks": [stats.rank_interval(n, given["q"]) for n in given["n"]]},
     "sign_flip": lambda given: {"p": [sign_flip_test([0.1] * n) for n in given["pairs"]]},
