@@ -20,7 +20,8 @@ LENGTHS = (
     *(1, 2, 3, 5, 8, 12, 15, 16, 17, 21, 26, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65),
     *(80, 96, 110, 128, 150, 190, 256, 333, 512, 900, 1500),
 )
-COUNTS = tuple(4 + 7 * i % 17 for i in range(len(LENGTHS)))
+# Short prompts go on for longer: requests that outgrow their blocks are what preemption comes from.
+COUNTS = tuple(12 + 5 * i % 29 if length <= 150 else 4 + 7 * i % 17 for i, length in enumerate(LENGTHS))
 WORKLOAD = make_workload(LENGTHS, COUNTS, 49_000, block_size=16, max_model_len=8192)
 
 
@@ -48,7 +49,8 @@ def ties(request: pytest.FixtureRequest) -> Iterator[Ties]:
 def expect(report: Report, cell: Cell) -> None:
     """The tokens are right, and what the cell is about did happen."""
     assert not report.wrong, report.wrong
-    assert (report.preemptions > 0) == (cell.few_blocks and not cell.alone) or cell.cancels
+    if not cell.alone:  # alone, only decoys compete
+        assert (report.preemptions > 0) == cell.few_blocks
     assert (report.cancelled > 0) == cell.cancels
     assert (report.prefix_hits > 0) == cell.prefix_cache
 
@@ -65,7 +67,7 @@ def test_default_model(default_model: LoadedModel, reference: Reference, ties: T
 @pytest.mark.slow
 @pytest.mark.parametrize("cell", [cell for cell in MATRIX if cell not in PAIRWISE], ids=str)
 def test_default_model_in_full(default_model: LoadedModel, reference: Reference, ties: Ties, cell: Cell) -> None:
-    report = check(default_model, reference, WORKLOAD, cell, seed=7)
+    report = check(default_model, reference, WORKLOAD, cell)
     ties.note(WORKLOAD, report)
     expect(report, cell)
 
