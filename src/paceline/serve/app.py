@@ -12,6 +12,8 @@ from starlette.routing import Route
 
 from paceline.errors import PacelineError
 from paceline.serve import chat, completions, models, probes
+from paceline.serve.batch import endpoints as batch
+from paceline.serve.batch.manager import Batches
 from paceline.serve.context import ServerContext
 from paceline.serve.engine_port import Engine
 from paceline.serve.exchange import describe_error, error_response
@@ -25,6 +27,7 @@ ROUTES = (
     Route("/v1/completions", completions.completions, methods=["POST"]),
     Route("/v1/models", models.list_models, methods=["GET"]),
     Route("/v1/models/{name:path}", models.get_model, methods=["GET"]),
+    *batch.ROUTES,
     Route("/tokenize", models.tokenize, methods=["POST"]),
     Route("/detokenize", models.detokenize, methods=["POST"]),
     Route("/health", probes.health, methods=["GET"]),
@@ -51,7 +54,7 @@ def create_app(engine: Engine, settings: ServeSettings, tokenizer: Tokenizer | N
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.cors_origins,
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["authorization", "content-type", "x-request-id"],
                 expose_headers=["x-request-id", "retry-after"],
             )
@@ -70,4 +73,5 @@ def create_app(engine: Engine, settings: ServeSettings, tokenizer: Tokenizer | N
     )
     app.router.redirect_slashes = False  # a redirected POST arrives without its body
     app.state.context = context
+    app.state.batches = Batches(context, settings.batch)
     return app

@@ -157,7 +157,7 @@ class DetokenizeRequest(_Body):
     skip_special_tokens: bool = False
 
 
-AnyBody = TypeVar("AnyBody", bound=_Body)
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
 
 
 def parse_body(kind: type[AnyBody], body: Mapping[str, Any]) -> AnyBody:

@@ -24,6 +24,7 @@ import uvicorn
 from paceline.engine.messages import EngineInfo
 from paceline.errors import ConfigError
 from paceline.serve.app import create_app
+from paceline.serve.batch.manager import Batches
 from paceline.serve.context import ServerContext
 from paceline.serve.engine_port import Engine
 from paceline.serve.settings import ServeSettings
@@ -118,6 +119,7 @@ class Server:
         self._hurry = asyncio.Event()
         app = create_app(engine, settings, tokenizer)
         self.context: ServerContext = app.state.context
+        self._batches: Batches = app.state.batches
         self._uvicorn = _Uvicorn(_uvicorn_config(app, settings))
         if not settings.keys and settings.host not in _LOOPBACK:
             log.warning("listening on %s without any API key: whoever reaches this port may use it", settings.host)
@@ -162,6 +164,7 @@ class Server:
                 return 0  # stopped before it was ready
             info = await starting
             await self.context.model()  # a tokenizer that does not fit ends the start
+            await self._batches.start()
             if on_ready is not None:
                 on_ready(self.url, info)
             dying = asyncio.create_task(self._engine.wait_dead())
@@ -175,10 +178,12 @@ class Server:
         finally:
             stopping.cancel()
             starting.cancel()
+            await self._batches.stop()
 
     async def _drain(self) -> None:
         self.context.draining = True
         log.info("draining: no new requests, up to %g s for those that run", self._settings.drain_s)
+        await self._batches.stop()  # they go on after the next start, and need no time now
         waits = [asyncio.create_task(event.wait()) for event in (self.context.idle, self._hurry)]
         await asyncio.wait(waits, timeout=self._settings.drain_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from paceline.core.classes import BUILT_IN, DEFAULT_CLASS, TrafficClass
 from paceline.errors import ConfigError
+from paceline.serve.batch.settings import BatchSettings
 from paceline.serve.keys import ApiKey
 
 
@@ -38,6 +39,8 @@ class ServeSettings:
     write_timeout_s: float = 300.0  # a reader that takes nothing for so long is gone
     hung_after_s: float = 120.0  # without a word from the engine
     drain_s: float = 30.0  # how long running requests may go on after SIGTERM
+
+    batch: BatchSettings = field(default_factory=BatchSettings)
 
     def __post_init__(self) -> None:
         if (self.tls_certfile is None) != (self.tls_keyfile is None):
