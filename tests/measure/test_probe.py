@@ -169,7 +169,11 @@ def test_keys_come_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: p
         read_key(Target(url=url, api_key_file=str(path)))
 
 
-@pytest.mark.parametrize("url", ["ftp://x", "http://", "http://h:99999", "http://user:pass@h/", "://"])
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "http://", "http://h:99999", "http://user:pass@h/", "http://h/v1?key=secret", "://"]
+)
 def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError) as caught:
         Probe(BenchPlan(target=Target(url=url)), "")
+    assert "secret" not in str(caught.value)
+    assert "pass" not in str(caught.value)

@@ -19,8 +19,8 @@ from paceline.measure.folder import RowWriter, RunFolder, read_rows
 from paceline.measure.mockapi import MockConfig, MockProcess
 from paceline.measure.plan import Arrivals, BenchPlan, ClientPlan, Length, Load, Prompts, Target
 from paceline.measure.progress import Progress
-from paceline.measure.records import ErrorClass, Phase, RequestRecord
-from paceline.measure.runner import rerun, resume, run
+from paceline.measure.records import ErrorClass, Manifest, Phase, RequestRecord
+from paceline.measure.runner import done_indexes, rerun, resume, resume_point, run
 from paceline.measure.schedule import build_schedule, encode
 
 
@@ -210,6 +210,47 @@ def test_the_key_is_in_no_file_of_the_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert all(r.ok for r in folder.records())
     for file in folder.path.iterdir():
         assert b"0123456789abcdef" not in file.read_bytes(), file.name
+
+
+def record(index: int, **more: Any) -> RequestRecord:
+    return RequestRecord(id=f"r{index}", index=index, scheduled_s=float(index), **more)
+
+
+def test_what_is_done_and_where_to_go_on() -> None:
+    open_plan = plan("http://h", Load(arrivals=Arrivals.CONSTANT, rate=1, requests=6))
+    arrivals = build_schedule(open_plan)
+    records = [
+        record(0),
+        record(1, error=ErrorClass.TIMEOUT),  # it failed by itself: that is its result
+        record(2, error=ErrorClass.CANCELLED),
+        record(3, turn=0, turns=2),  # the second turn never came: the conversation runs again
+        record(4, turn=1, turns=2),
+    ]
+    done = done_indexes(records)
+    assert done == {0, 1, 4}
+    manifest = Manifest(run_id="x", created="", plan={}, seed=0)
+    assert resume_point(open_plan, arrivals, done, manifest, 4.5) == 2.0
+    assert resume_point(open_plan, arrivals, set(range(6)), manifest, 9.0) is None
+    timed = plan("http://h", Load(arrivals=Arrivals.CLOSED, concurrency=1, duration_s=10))
+    slots = build_schedule(timed)
+    assert resume_point(timed, slots, done, manifest, 4.5) == 4.5
+    assert resume_point(timed, slots, done, manifest, 10.5) is None
+    counted = plan("http://h", Load(arrivals=Arrivals.CLOSED, concurrency=1, requests=6))
+    assert resume_point(counted, build_schedule(counted), done, manifest, 4.5) == 4.5
+
+
+def test_a_worker_that_cannot_write_ends_the_run_instead_of_hanging_it(tmp_path: Path) -> None:
+    """Files may grow to 64 KiB and no further; a full disk looks the same."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))\n" + SCRIPT
+    prompts = Prompts(input=Length(value=10), output=Length(value=60))
+    with MockProcess(MockConfig(ttft_ms=5, itl_ms=1)) as mock:
+        stated = plan(mock.url, Load(arrivals=Arrivals.CONSTANT, rate=50, requests=150), prompts=prompts)
+        command = [sys.executable, "-c", limited, msgspec.json.encode(stated).decode(), str(tmp_path / "r")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert "ended failed: worker 0 broke" in done.stdout, done.stdout + done.stderr
+    folder = RunFolder(tmp_path / "r")
+    assert "File too large" in folder.manifest.segments[-1].ended
+    assert 10 < len(folder.records()) < 150
 
 
 def test_rows_survive_torn_lines_and_name_broken_ones(tmp_path: Path) -> None:

@@ -43,6 +43,8 @@ def base_url(url: str) -> str:
         raise ConfigError(f"{url!r} is not an http or https URL")
     if parts.username or parts.password:
         raise ConfigError("give the key by --api-key-env or --api-key-file, not inside the URL")
+    if parts.query or parts.fragment:
+        raise ConfigError(f"{url.split('?')[0]!r}: a query or fragment in the URL is not supported")
     path = parts.path.rstrip("/")
     for tail in ("/chat/completions", "/completions", "/models"):
         path = path.removesuffix(tail)

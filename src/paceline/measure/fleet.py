@@ -136,8 +136,11 @@ class Fleet:
                 self.connections += said.connections
                 entry.ready.set_result(None)
             elif said.kind == "error":
+                failure = LoadFailed(said.message, said.error)
+                if entry.ready.done():
+                    raise failure
                 entry.ended = True
-                entry.ready.set_exception(LoadFailed(said.message, said.error))
+                entry.ready.set_exception(failure)
                 return
             elif said.kind == "end":
                 entry.ended = True

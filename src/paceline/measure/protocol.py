@@ -2,6 +2,7 @@
 
 `data_received` only stamps and queues. One callback per turn of the event loop, after all sockets that were ready have
 been read, then parses what the whole turn brought. So the stamp of one stream never waits for the parsing of another.
+Over TLS a stamp is taken when the bytes are decrypted, which is when they leave the event loop's socket layer.
 """
 
 from __future__ import annotations

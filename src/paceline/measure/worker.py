@@ -15,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -349,6 +350,16 @@ async def serve(job: WorkerJob) -> None:
             elif start.result() is not None:
                 worker.stop()
 
+    def broke(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """A callback raised: a load with a hole in it must end, loudly, not hang."""
+        error = context.get("exception")
+        said = f"{type(error).__name__}: {error}" if error is not None else str(context.get("message"))
+        traceback.print_exception(error)
+        say(Said(kind="error", worker=job.worker, message=f"worker {job.worker} broke: {said}"))
+        if start.done():
+            worker.stop()
+
+    loop.set_exception_handler(broke)
     threading.Thread(target=_read_lines, args=(loop, heard), daemon=True).start()
     try:
         await worker.prepare()
