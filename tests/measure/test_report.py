@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.errors import ConfigError
@@ -319,6 +319,7 @@ def test_a_folder_of_nothing(tmp_path: Path) -> None:
         write_report(tmp_path)
 
 
+@settings(max_examples=400)
 @given(
     st.floats(-1e3, 1e6, allow_nan=False),
     st.floats(0, 1e6, allow_nan=False),

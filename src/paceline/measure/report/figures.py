@@ -139,7 +139,7 @@ def gaps_distribution(analysis: Analysis) -> Figure | None:
     plot.line(ecdf(stalls), "s2", "longest gap of each request", stepped=True)
     for bound, text in bounds:
         plot.vertical(bound, text)
-    reading = "Left: every gap counts once. Right: the worst one of each answer, which is what a reader remembers."
+    reading = "All gaps, and the longest one of each answer, which is what its reader remembers."
     return Figure("Between tokens, all gaps", reading, plot.render("Distribution of gaps between tokens"))
 
 

@@ -58,7 +58,7 @@ def render(analysis: Analysis) -> str:
             heading(title, 1),
             paragraph(_subtitle(analysis), "soft"),
             verdict(analysis.verdict.outcome.value, analysis.verdict.headline),
-            reasons(analysis.verdict.reasons),
+            reasons([reason for reason in analysis.verdict.reasons if reason.text not in analysis.verdict.headline]),
             tiles(_tiles(analysis)),
             heading("What was asked"),
             paragraph(words.load(analysis.plan)),

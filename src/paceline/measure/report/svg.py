@@ -36,7 +36,7 @@ class Axis:
         low: float, high: float, label: str, text: Callable[[float], str] | None = None, *, tight: bool = False
     ) -> Axis:
         """Linear, widened to the next tick, or `tight`: ending exactly where the data end."""
-        if not high > low:
+        if not high - low > 1e-12 * max(1.0, abs(low)):  # a single value, or a difference that is only rounding
             high = low + 1.0
         step = round_step((high - low) / 7.0)
         top = high if tight else math.ceil(high / step - 1e-9) * step
