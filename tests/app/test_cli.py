@@ -64,7 +64,7 @@ def test_models_and_pull_agree(model_file: str) -> None:
 
 def test_config_says_what_resolved_and_from_where(tmp_path: Path) -> None:
     (tmp_path / "paceline.toml").write_text(
-        "[serve]\nport = 81\n[scheduler.classes.interactive]\nttft_s = 0.5\n[scheduler.classes.night]\npriority = 9\n"
+        "[serve]\nport = 81\n[scheduler.classes.interactive]\nttft_ms = 500\n[scheduler.classes.night]\npriority = 9\n"
     )
     env = {"PACELINE_KV_GIB": "2", "PACELINE_API_KEY": "s3cret"}
     done = run("config", "--json", "--block-size", "32", cwd=tmp_path, env=env)
@@ -75,7 +75,7 @@ def test_config_says_what_resolved_and_from_where(tmp_path: Path) -> None:
     assert found["auth.api_key"] == ("(set)", "PACELINE_API_KEY")
     assert found["log.log_level"] == ("info", "default")
     classes = found["scheduler.classes"][0]
-    assert (classes["interactive"]["ttft_s"], classes["interactive"]["itl_s"]) == (0.5, 0.1)
+    assert (classes["interactive"]["ttft_ms"], classes["interactive"]["itl_ms"]) == (500, 100)
     assert classes["night"]["priority"] == 9
     assert "s3cret" not in done.stdout + run("config", cwd=tmp_path, env=env).stdout
 

@@ -60,7 +60,7 @@ def test_sources_mix_setting_by_setting() -> None:
         ({}, None, {"PACELINE_DTYPE": "int8"}, "expected one of auto, float32, bfloat16, float16"),
         ({"policy": "fifo"}, None, {}, "--policy: 'fifo' is not accepted; expected one of decode_first"),
         ({"policy_options": "knob"}, None, {}, "--policy-options: 'knob' is not accepted; expected a table of options"),
-        ({"policy_options": "knob=1"}, None, {}, "--policy-options: policy decode_first has no option 'knob'"),
+        ({"policy_options": "knob=1"}, None, {}, "--policy-options: policy slo has no option 'knob'"),
         ({}, file_of(serve={"restart": "maybe"}), {}, "serve.restart: 'maybe' is not accepted; expected true or false"),
         ({}, file_of(serve={"cors_origins": 3}), {}, "expected a list of texts"),
         ({"model": " "}, None, {}, "--model: ' ' is not accepted; expected text"),

@@ -20,6 +20,7 @@ from paceline.app.prompting import (
     sampling_options,
 )
 from paceline.app.store import DEFAULT_MODEL
+from paceline.core.classes import DEFAULT_CLASS
 from paceline.core.step import FinishReason
 from paceline.engine.client import EngineClient
 from paceline.engine.messages import EngineInfo, Stage
@@ -59,11 +60,13 @@ class AsyncLLM:
         self._client: EngineClient | None = None
         self._tokenizer: Tokenizer | None = None
         self._ids = itertools.count()
+        self._traffic_class = DEFAULT_CLASS
         settings_from_arguments("AsyncLLM", model, settings)
 
     async def start(self) -> EngineInfo:
         """Find (or fetch) the model and start its engine. Raises ModelError, ConfigError, EngineDead."""
         spec = await asyncio.to_thread(plan_from_arguments, "AsyncLLM", self._model, self._settings)
+        self._traffic_class = spec.scheduler.default_class
         launch = EngineLaunch(FACTORY, spec.to_config())
         self._client = EngineClient(launch, restart=self._restart, on_stage=self._on_stage)
         info = await self._client.start()
@@ -83,7 +86,8 @@ class AsyncLLM:
         """One answer as it is made; the last delta carries the whole. Raises BadRequest, Overloaded, EngineDead."""
         client, tokenizer = self._started
         options = sampling_options(sampling)
-        spec = make_spec(f"llm-{next(self._ids)}", prompt, options, tokenizer, client.info)
+        request_id = f"llm-{next(self._ids)}"
+        spec = make_spec(request_id, prompt, options, tokenizer, client.info, self._traffic_class)
         assembler = Assembler(spec, tokenizer, options)
         async with await client.submit(spec) as updates:
             async for update in updates:

@@ -18,12 +18,10 @@ import msgspec
 from paceline.app import memory, store
 from paceline.app.config import resolve
 from paceline.app.settings import TABLE, KVSettings, LogSettings, ModelSettings, SchedulerSettings, Settings
+from paceline.app.warmup import infeasible_promises, warm_up
 from paceline.core.calllog import RecordedScheduler
 from paceline.core.config import SchedulerConfig
-from paceline.core.protocols import Backend
-from paceline.core.sampling import SamplingParams
 from paceline.core.scheduler import Scheduler
-from paceline.core.step import Admission, RequestSpec, StepPlan
 from paceline.cost.online import OnlineCost
 from paceline.engine.messages import EngineInfo
 from paceline.engine.server import EngineParts
@@ -38,7 +36,6 @@ logger = logging.getLogger("paceline.build")
 
 FACTORY = "paceline.app.build:start_engine"
 ReportStage = Callable[..., None]  # (stage name, fraction done or None)
-_WARM_UP_TOKENS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +137,10 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
     tokenizer_dir = export_tokenizer(spec.path, own_folder, vocab_size=info.vocab_size)
     tokenizer = Tokenizer.from_dir(tokenizer_dir)
     report_stage("warm up")
-    warm_up(backend)
+    scheduler = _make_scheduler(spec, info, num_blocks)
+    warm_up(scheduler, backend, info.vocab_size)
+    for sentence in infeasible_promises(scheduler):
+        logger.warning("%s", sentence)
     engine_info = EngineInfo(
         model=spec.name,
         architecture=info.architecture,
@@ -158,7 +158,7 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
         kv_bytes=num_blocks * spec.kv.block_size * info.kv_bytes_per_token,
         namespace=info.namespace,
     )
-    return EngineParts(_make_scheduler(spec, info, num_blocks), backend, engine_info)
+    return EngineParts(scheduler, backend, engine_info)
 
 
 def _free_bytes(device: str) -> int:
@@ -191,26 +191,3 @@ def _make_scheduler(spec: EngineSpec, info: ModelInfo, num_blocks: int) -> Sched
     except OSError as error:
         raise ConfigError(f"call_log {spec.scheduler.call_log} cannot be written: {error.strerror}") from error
     return RecordedScheduler(config, file, OnlineCost())
-
-
-def warm_up(backend: Backend) -> None:
-    """Run one prefill and one decode, so that the first request does not pay for what torch sets up on first use."""
-    spec = RequestSpec("warm-up", (0,) * _WARM_UP_TOKENS, SamplingParams(temperature=0.0, max_tokens=2))
-    size = len(spec.prompt)
-    backend.execute(
-        StepPlan(
-            step=0,
-            ids=(spec.request_id,),
-            starts=(0,),
-            counts=(size,),
-            new_blocks=((0,),),
-            samples=(True,),
-            admitted=(Admission(spec, (), 0),),
-        )
-    )
-    backend.execute(
-        StepPlan(step=1, ids=(spec.request_id,), starts=(size,), counts=(1,), new_blocks=((),), samples=(True,))
-    )
-    backend.execute(
-        StepPlan(step=2, ids=(), starts=(), counts=(), new_blocks=(), samples=(), released=(spec.request_id,))
-    )

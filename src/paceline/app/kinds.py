@@ -74,8 +74,8 @@ def _classes(given: object) -> tuple[TrafficClass, ...]:
 def _class(base: TrafficClass, table: object) -> TrafficClass:
     where = f"class {base.name!r}"
     if not isinstance(table, dict):
-        raise ConfigError(f"{where} must be a table of its promises, such as ttft_s = 1.0")
-    known = {one.name: one.type for one in fields(TrafficClass) if one.name != "name"}
+        raise ConfigError(f"{where} must be a table of its promises, such as ttft_ms = 1000")
+    known = {_in_ms(one.name): one.type for one in fields(TrafficClass) if one.name != "name"}
     if unknown := next((name for name in table if name not in known), None):
         raise ConfigError(f"{where} has no setting {unknown!r}; known: {', '.join(known)}")
     values = dict(table)
@@ -88,7 +88,26 @@ def _class(base: TrafficClass, table: object) -> TrafficClass:
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if name != "overload" and not (is_number and ("int" not in str(known[name]) or isinstance(value, int))):
             raise ConfigError(f"{where}: {name} is {value!r}; it must be a number")
-    return replace(base, **values)  # which checks the ranges
+    in_seconds = {
+        f"{name[:-3]}_s" if name.endswith("_ms") else name: value / 1000 if name.endswith("_ms") else value
+        for name, value in values.items()
+    }
+    return replace(base, **in_seconds)  # which checks the ranges
+
+
+def class_table(kind: TrafficClass) -> dict[str, Any]:
+    """A class as its table in paceline.toml: what `_class` reads."""
+    values = {one.name: getattr(kind, one.name) for one in fields(TrafficClass) if one.name != "name"}
+    return {
+        _in_ms(name): value if _in_ms(name) == name else round(1000 * value, 6)
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _in_ms(name: str) -> str:
+    """How people write a target: in milliseconds, as the API does."""
+    return f"{name[:-2]}_ms" if name.endswith("_s") else name
 
 
 def _plain(value: str) -> Any:

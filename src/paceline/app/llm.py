@@ -32,6 +32,7 @@ from paceline.app.prompting import (
     sampling_options,
 )
 from paceline.app.store import DEFAULT_MODEL
+from paceline.core.classes import BATCH
 from paceline.core.step import Finish, FinishReason, Rejected, RequestSpec, StepEvents
 from paceline.engine.loop import EngineLoop, StepFailed
 from paceline.engine.messages import EngineInfo, Stage
@@ -150,7 +151,8 @@ class LLM:
         specs = []
         for index, prompt in enumerate(prompts):
             try:
-                specs.append(make_spec(f"llm-{next(self._ids)}", prompt, options, self.tokenizer, self.info))
+                request_id = f"llm-{next(self._ids)}"
+                specs.append(make_spec(request_id, prompt, options, self.tokenizer, self.info, BATCH.name))
             except BadRequest as error:
                 where = f"prompt {index}: " if len(prompts) > 1 else ""
                 raise BadRequest(f"{where}{error}", param=error.param) from None

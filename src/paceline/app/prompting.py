@@ -104,7 +104,12 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def make_spec(
-    request_id: str, prompt: Prompt, options: SamplingOptions, tokenizer: Tokenizer, info: EngineInfo
+    request_id: str,
+    prompt: Prompt,
+    options: SamplingOptions,
+    tokenizer: Tokenizer,
+    info: EngineInfo,
+    traffic_class: str,
 ) -> RequestSpec:
     """A request of core. Raises BadRequest for a prompt that cannot be taken, naming what is wrong with it."""
     ids = tuple(tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
@@ -128,7 +133,7 @@ def make_spec(
         stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *ends))),
         seed=params.seed if options.is_seeded else secrets.randbits(64),
     )
-    return RequestSpec(request_id, ids, params)
+    return RequestSpec(request_id, ids, params, traffic_class=traffic_class)
 
 
 def _check_tokens(name: str, ids: Iterable[int], info: EngineInfo) -> None:

@@ -36,6 +36,8 @@ def serve_settings(settings: Settings) -> ServeSettings:
         served_names=settings.model.served_names,
         keys=read_keys(settings.auth),
         cors_origins=serve.cors_origins,
+        classes=settings.scheduler.classes,
+        default_class=settings.scheduler.default_class,
         strict_fields=serve.strict_fields,
         log_prompts=settings.log.log_prompts,
         max_body_bytes=int(serve.max_body_mib * (1 << 20)),

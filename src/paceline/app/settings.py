@@ -13,7 +13,7 @@ from typing import Any
 
 from paceline.app.kinds import Kind, choice, classes, number, options, path, switch, text, texts, whole
 from paceline.app.store import DEFAULT_MODEL
-from paceline.core.classes import BUILT_IN, TrafficClass
+from paceline.core.classes import BUILT_IN, DEFAULT_CLASS, TrafficClass
 from paceline.core.policies.registry import ALIASES, POLICIES
 
 
@@ -42,9 +42,10 @@ class ModelSettings:
 class SchedulerSettings:
     """What one step may hold and who waits."""
 
-    policy: str = setting("decode_first", _POLICY, "how each step's tokens are shared out")
+    policy: str = setting("slo", _POLICY, "how each step's tokens are shared out")
     policy_options: tuple[tuple[str, Any], ...] = setting((), options, "the policy's own knobs, by name")
     classes: tuple[TrafficClass, ...] = setting(BUILT_IN, classes, "classes of traffic and what each is promised")
+    default_class: str = setting(DEFAULT_CLASS, text, "class of requests that name none")
     max_model_len: int | None = setting(None, whole(1), "most tokens of one sequence; the model's own limit by default")
     max_num_batched_tokens: int = setting(2048, whole(1), "token budget of one step")
     max_num_seqs: int = setting(256, whole(1), "most requests that run at once")

@@ -65,9 +65,9 @@ class RecordedScheduler(Scheduler):
         self._write(call="cancel", now=now, request_id=request_id, reason=reason.value)
         return super().cancel(request_id, now, reason)
 
-    def clear_prefix_cache(self) -> None:
-        self._write(call="clear_prefix_cache")
-        super().clear_prefix_cache()
+    def start_over(self) -> None:
+        self._write(call="start_over")
+        super().start_over()
 
     def _write(self, **line: Any) -> None:
         self._file.write(json.dumps(line, separators=(",", ":"), default=_plain) + "\n")
@@ -164,8 +164,8 @@ def replay(path: str | Path, cost: CostModel | None = None) -> int:
                 scheduler.commit(in_flight.pop(call["step"]), result_from_row(call), call["now"])
             case "cancel":
                 scheduler.cancel(call["request_id"], call["now"], FinishReason(call["reason"]))
-            case "clear_prefix_cache":
-                scheduler.clear_prefix_cache()
+            case "start_over":
+                scheduler.start_over()
             case other:
                 raise PacelineError(f"{path}: unknown call {other!r}")
     return compared

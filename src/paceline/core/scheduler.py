@@ -197,9 +197,11 @@ class Scheduler:
             generation_tokens=totals.generation_tokens,
         )
 
-    def clear_prefix_cache(self) -> None:
-        """Forget every unreferenced block's content; blocks in use stay findable."""
+    def start_over(self) -> None:
+        """After a warm-up: forget cached prefixes and counters, keep what the cost model has learned."""
+        assert not self.has_work, "requests are live"
         self._kv.pool.clear_cache()
+        self._totals = _Totals()
 
     def check_integrity(self) -> None:
         """Assert the conservation laws; for tests, debug steps and an idle server."""

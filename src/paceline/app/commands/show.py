@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from enum import Enum
 from typing import Annotated, Any
 
 import typer
 
 from paceline.app.config import DEFAULT, Resolved
+from paceline.app.kinds import class_table
 from paceline.app.options import with_settings
 from paceline.app.settings import SLICES, TABLE, Entry
 
@@ -57,7 +57,7 @@ def shown(entry: Entry, resolved: Resolved) -> Any:
     if entry.secret and value is not None:
         return "(set)"
     if entry.name == "classes":
-        return {one.name: {k: v for k, v in asdict(one).items() if k != "name" and v is not None} for one in value}
+        return {one.name: class_table(one) for one in value}
     return dict(value) if entry.name == "policy_options" else value
 
 
