@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import heapq
 import itertools
+import math
 import os
 import sys
 import time
@@ -81,10 +82,13 @@ class Alarm:
                 os.read(self._fd, 8)
             except BlockingIOError:
                 return  # re-armed meanwhile
-        self._armed = None
+        self._armed = -math.inf  # what the callbacks set is armed once, after all of them
         heap = self._heap
-        now = clock()
-        while heap and heap[0][0] <= now:
-            heapq.heappop(heap)[2]()
-        if heap and (self._armed is None or heap[0][0] < self._armed):
-            self._arm(heap[0][0])
+        try:
+            now = clock()
+            while heap and heap[0][0] <= now:
+                heapq.heappop(heap)[2]()
+        finally:  # a callback that raises must not silence the others
+            self._armed = None
+            if heap:
+                self._arm(heap[0][0])

@@ -24,13 +24,14 @@ COLOURS = {
     Outcome.DEGRADED: "yellow",
     Outcome.INVALID: "red",
 }
+WIDE = 100  # columns that the whole table of latencies takes
 _SHOWN = (
     ("ttft", "TTFT"),
-    ("ttft_service", "TTFT, from the send"),
-    ("first_visible", "first visible token"),
+    ("ttft_service", "TTFT, sent"),
+    ("first_visible", "first visible"),
     ("itl", "ITL"),
     ("tpot", "TPOT"),
-    ("e2e", "E2E, last token"),
+    ("e2e", "E2E"),
     ("max_stall", "longest stall"),
     ("queue_delay", "queue delay"),
 )
@@ -39,7 +40,7 @@ _SHOWN = (
 def print_analysis(console: Console, analysis: Analysis) -> None:
     """One run: latencies, rates, gates, verdict."""
     console.print(_heading(analysis), highlight=False)
-    console.print(_latencies(analysis))
+    console.print(_latencies(analysis, console.width))
     console.print(_rates(analysis), highlight=False)
     for text in _notes(analysis):
         console.print(text, style="dim", highlight=False, markup=False)
@@ -68,14 +69,18 @@ def _heading(analysis: Analysis) -> Text:
     return text
 
 
-def _latencies(analysis: Analysis) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for name in ("", "mean", "p50", "p90", "p95", "p99", "p99 with failures", "n", "undefined", "failed"):
-        table.add_column(name, justify="left" if not name else "right")
+def _latencies(analysis: Analysis, width: int) -> Table:
+    """All columns where they fit; a narrow window keeps what is asked for first."""
+    table = Table(box=None, pad_edge=False, padding=(0, 1))
+    names = ["", "mean", "p50", "p90", "p95", "p99", "p99 all", "n", "undefined", "failed"]
+    kept = [i for i, name in enumerate(names) if width >= WIDE or name not in ("p90", "undefined", "failed")]
+    for i in kept:
+        table.add_column(names[i], justify="right" if i else "left", no_wrap=True)
     for key, label in _SHOWN:
         summary = analysis.run.latencies.get(key)
         if summary is not None and (summary.n or summary.n_undefined):
-            table.add_row(label, *_latency_cells(summary))
+            cells = [label, *_latency_cells(summary)]
+            table.add_row(*(cells[i] for i in kept))
     return table
 
 
@@ -90,17 +95,17 @@ def _percentile(quantile: Quantile | None) -> str:
     """A value, with a mark where too few stand behind it."""
     if quantile is None or quantile.value is None:
         return "–"
-    return duration(quantile.value) + (" ~" if quantile.thin else "")
+    return ("~" if quantile.thin else "") + duration(quantile.value)
 
 
 def _rates(analysis: Analysis) -> Table:
     run = analysis.run
     table = Table(box=None, pad_edge=False, padding=(0, 2))
-    for name in ("per second", "requests", "input tokens", "output tokens", "all tokens", "in flight"):
+    for name in ("per second", "requests", "input tok", "output tok", "all tok", "in flight"):
         table.add_column(name, justify="left" if name == "per second" else "right")
     for label, part in (("whole run", run.whole), ("plateau", run.plateau)):
         if part is not None:
-            table.add_row(f"{label} ({duration(part.span.seconds)})", *_rate_cells(part))
+            table.add_row(f"{label}, {duration(part.span.seconds)}", *_rate_cells(part))
     return table
 
 
@@ -111,7 +116,10 @@ def _rate_cells(part: Throughput) -> list[str]:
 
 def _notes(analysis: Analysis) -> Iterable[str]:
     run, check = analysis.run, analysis.manifest.self_check
-    yield f"percentiles by {run.percentile_method}; ~ marks those with few values behind them"
+    yield (
+        f"from the scheduled time, except “sent”; percentiles: {run.percentile_method}, ~ has few values behind it; "
+        "“p99 all” takes each failure as endless"
+    )
     p95 = run.latencies["ttft"].quantile(95.0) if "ttft" in run.latencies else None
     if p95 is not None and p95.value is not None:
         yield f"TTFT p95 lies between {interval(p95)} (95 %)"
