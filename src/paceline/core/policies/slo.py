@@ -32,6 +32,7 @@ from paceline.core.request import Request
 from paceline.core.shape import StepShape
 from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 
+SPARED_FOR = 8.0  # room that had to be taken from somebody is spared for its like for so many of the tightest ttft
 MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
 CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
 
@@ -53,6 +54,10 @@ class Slo(Policy):
     _backlog: Backlog = field(init=False, default_factory=Backlog)
     _credit: float = field(init=False, default=0.0)  # prefill tokens those aside are owed
     _starving: int = field(init=False, default=0)  # steps in a row in which prompts wanted time and got none
+    _spare_until_s: float = field(
+        init=False, default=0.0
+    )  # until then, those aside leave free what was taken from some
+    _spare_blocks: int = field(init=False, default=0)
     _silent: int = field(init=False, default=0)  # the same for those who generate and were promised nothing
 
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
@@ -84,14 +89,22 @@ class Slo(Policy):
         self._decode(desk, promised)
         step = self._open(desk, promised)
         urgent: list[Request] = []
-        late: list[Request] = []
+        late: dict[str, list[Request]] = {}  # by class
+        # Aside, the age of a prompt for each token it still needs decides: short ones first, but all age.
+        under_way.sort(key=lambda request: (desk.now - request.arrived_s) / (request.known - request.planned))
         for request in under_way:
             step.join(request)
-            (urgent if self._is_urgent(desk, request) else late).append(request)
-        hungry = bool(late) or self._line.aside() is not None
+            if self._is_urgent(desk, request):
+                urgent.append(request)
+            else:
+                late.setdefault(request.kind.name, []).append(request)
+        hungry = bool(late) or self._line.any_aside()
         if self._credit >= self.floor:
             self._credit -= self._serve_aside(desk, step, late, int(self._credit))
         punctual = self._serve_in_time(desk, step, urgent, desk.budget - len(others))
+        if punctual and step.cost is not None:
+            # Those who only fill the step up must not hold first tokens back to the last moment.
+            step.limit_s = min(step.limit_s, self.step_share * step.first_s)
         self._decode_others(desk, step, others)
         self._credit += self.late_share * punctual - self._serve_aside(desk, step, late, desk.budget)
         self._credit = max(0.0, min(self._credit, MOST_CREDIT)) if hungry else 0.0
@@ -163,13 +176,14 @@ class Slo(Policy):
             if head is None and not urgent:
                 break
             request = head or urgent.pop(0)
-            size = self._give(desk, step, request, most - given, whole=whole and head is not None, displacing=True)
+            size = self._give(desk, step, request, most - given, whole=whole and head is not None)
             given += size
             if not size and head is not None:
                 may_begin = False  # nobody overtakes the head
             elif size and step.cost is not None and not step.full and request.first_token_s is None:
                 # Its first token comes at the end of this step, which must not be too late for it.
-                step.limit_s = min(step.limit_s, max(0.0, request.deadline_s - desk.now))
+                step.first_s = min(step.first_s, max(0.0, request.deadline_s - desk.now))
+                step.limit_s = min(step.limit_s, step.first_s)
         return given
 
     def _is_urgent(self, desk: Desk, request: Request) -> bool:
@@ -186,21 +200,32 @@ class Slo(Policy):
         head = self._line.punctual(lambda request: self._backlog.makes_it(desk, request))
         return None if head is None or (urgent and not self._line.before(head, urgent[0])) else head
 
-    def _serve_aside(self, desk: Desk, step: Envelope, late: list[Request], most: int) -> int:
-        """Those who are late or were promised nothing, whoever is under way first; the tokens they got."""
+    def _serve_aside(self, desk: Desk, step: Envelope, late: dict[str, list[Request]], most: int) -> int:
+        """Those who are late or were promised nothing, classes by their share of it; the tokens they got.
+
+        Of one class, prompts under way go first: each holds memory.
+        """
         given, step.full = 0, False
-        begun = len(late)
+        begun = {name: len(requests) for name, requests in late.items()}
+        barred: set[str] = set()  # classes whose head found the crowd too large; others may find a place
         while given < most and not step.full:
-            newcomer = self._line.aside() if not late and begun < self.partial else None
-            if not late and newcomer is None:
+            for name in self._line.by_share():
+                running = late.get(name)
+                if running:
+                    request = running.pop()
+                    break
+                newcomer = None if name in barred or begun.get(name, 0) >= self.partial else self._line.aside(name)
+                if newcomer is not None and step.has_room(newcomer):
+                    request = newcomer
+                    begun[name] = begun.get(name, 0) + 1
+                    break
+                barred.add(name)
+            else:
                 break
-            request = newcomer or late.pop(0)
             size = self._give(desk, step, request, most - given, left=True)
             given += size
-            if newcomer is not None:
-                begun += 1
-                if not size:
-                    break  # nobody overtakes the head
+            if not size and not request.holds_kv:
+                break  # nobody overtakes the head
         return given
 
     def _give(
@@ -211,13 +236,12 @@ class Slo(Policy):
         most: int,
         *,
         whole: bool = False,
-        displacing: bool = False,
         left: bool = False,
     ) -> int:
         """Give a prompt what fits, letting it in if it waits; how many tokens that is.
 
-        With `whole`, all it needs or nothing; with `displacing`, at the cost of classes of lower priority; with `left`,
-        out of its class's share of what is left.
+        With `whole`, all it needs or nothing. With `left`, out of its class's share of what is left; without, at the
+        cost of classes of lower priority if need be.
         """
         running = request.holds_kv
         if running and request in desk.rows:
@@ -241,34 +265,44 @@ class Slo(Policy):
             if not desk.grow(request, size):
                 desk.bound_by = Bound.MEMORY
                 return 0
-        elif not self._let_in(desk, step, request, size, displacing=displacing):
+        elif not self._let_in(desk, step, request, size, left=left):
             return 0
         step.add(start, size)
         self._line.charge(request, size, left=left)
         return size
 
-    def _let_in(self, desk: Desk, step: Envelope, request: Request, size: int, *, displacing: bool) -> bool:
+    def _let_in(self, desk: Desk, step: Envelope, request: Request, size: int, *, left: bool) -> bool:
         """Admit one who waits, if there is a pace, a seat and memory for him."""
         if not step.has_room(request):
             desk.bound_by = Bound.DEADLINE
             return False
-        if not self._fits(desk, step, request) and not (displacing and self._displace(desk, step, request)):
+        sparing = desk.now < self._spare_until_s
+        fits = self._fits(desk, step, request, spare=sparing and left)
+        taken = not fits and not left and self._displace(desk, step, request)
+        if not fits and not taken:
             desk.bound_by = Bound.MEMORY
             return False
+        if taken or (sparing and not left and not self._fits(desk, step, request, spare=True)):
+            needed = desk.blocks_needed(request, request.known)
+            self._spare_blocks = max(needed, self._spare_blocks) if sparing else needed
+            self._spare_until_s = desk.now + SPARED_FOR * min(self._backlog.tightest_ttft_s(desk), 60.0)
         if not desk.admit(request, size):
             return False
         self._line.leave(request)
         step.join(request)
         return True
 
-    def _fits(self, desk: Desk, step: Envelope, request: Request) -> bool:
-        """Whether there is a seat, and memory for all he knows, beside what those who run will soon need."""
+    def _fits(self, desk: Desk, step: Envelope, request: Request, *, spare: bool = False) -> bool:
+        """Whether there is a seat, and memory for all he knows, beside what those who run will soon need.
+
+        With `spare`, beside what is spared for others, too.
+        """
         if not desk.running:
             return True
         # Everyone may soon need one more block: admitting into the last of them would only evict somebody.
-        spare = desk.available_blocks - len(desk.running)
-        spare -= sum(desk.blocks_needed(other, other.known) for other in step.under_way if other.holds_kv)
-        return desk.room > 0 and desk.blocks_needed(request, request.known) <= spare
+        free = desk.available_blocks - len(desk.running) - (self._spare_blocks if spare else 0)
+        free -= sum(desk.blocks_needed(other, other.known) for other in step.under_way if other.holds_kv)
+        return desk.room > spare and desk.blocks_needed(request, request.known) <= free
 
     def _displace(self, desk: Desk, step: Envelope, request: Request) -> bool:
         """Make room by evicting of lower priority, if that is enough; nobody has to go too often."""

@@ -23,6 +23,7 @@ class Envelope:
     def __init__(self, desk: Desk) -> None:
         self.cost: CostModel | None = desk.cost if desk.cost is not None and desk.cost.ready else None
         self.limit_s = inf  # how long the step may get
+        self.first_s = inf  # the earliest deadline of a first token that comes at its end
         self.percentile = 0.5  # share of such steps that must not take longer
         self.shape = StepShape()
         self.prefilled = 0  # tokens of prompts in it

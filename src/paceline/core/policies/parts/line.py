@@ -146,16 +146,22 @@ class Line:
             self._raise_level(best[2])
         return None if best is None else best[2]
 
-    def aside(self) -> Request | None:
-        """Who is next among the others: of the class that has had least for its weight, the oldest."""
-        best: tuple[float, int, Request] | None = None
-        for kind in self._classes.values():
-            entry = kind.aside.head(kind.served, self._live)
-            if entry is not None and (best is None or (kind.left, entry[2].kind.priority) < best[:2]):
-                best = (kind.left, entry[2].kind.priority, entry[2])
-        if best is not None:
-            self._raise_level(best[2])
-        return None if best is None else best[2]
+    def by_share(self) -> list[str]:
+        """The classes, whoever has had least of what is left for its weight first."""
+        return sorted(self._classes, key=lambda name: self._classes[name].left)
+
+    def aside(self, name: str) -> Request | None:
+        """Who is next among the others of a class: the oldest of the tenant that had least."""
+        kind = self._classes[name]
+        entry = kind.aside.head(kind.served, self._live)
+        if entry is None:
+            return None
+        self._raise_level(entry[2])
+        return entry[2]
+
+    def any_aside(self) -> bool:
+        """Whether anybody waits there."""
+        return any(kind.aside.head(kind.served, self._live) is not None for kind in self._classes.values())
 
     def _live(self, entry: Entry) -> bool:
         return self._places.get(entry[2].request_id) == entry[1]
