@@ -23,6 +23,7 @@ from paceline.measure.conformance.server import ConformanceApi
 from paceline.measure.conformance.statistics import Computed, differences, load_computed
 from paceline.measure.metrics import measure
 from paceline.measure.mock import MockServer
+from paceline.measure.transcript import decode
 from tests.measure.virtual import SHRED, World, play_case, wire
 
 CASES = load_cases()
@@ -144,6 +145,12 @@ def test_expectations_can_fail() -> None:
     assert compare(choose(["T39"])[0], {"tpot_ms": 0.0}).differences  # undefined is not zero
     assert compare(choose(["T22"])[0], {"itl_ms": [30.0, 0.0, 0.0]}).differences
     assert compare(case, {}).missing == tuple(case.expect)
+
+
+@pytest.mark.parametrize("data", [b"[" * 100_000, b"{oops}", b"", b'{"a"', b"nul"])
+def test_what_is_no_json_is_a_value_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="."):
+        decode(data)
 
 
 def test_every_case_explains_itself() -> None:

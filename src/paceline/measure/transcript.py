@@ -6,6 +6,7 @@ events, empty deltas, usage anywhere. No sockets and no clock here; reads are or
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
@@ -13,7 +14,8 @@ import msgspec
 from paceline.measure.records import ErrorClass, Kind, Usage
 from paceline.measure.sse import Event, SSEParser
 
-_decode = msgspec.json.Decoder().decode
+_strict = msgspec.json.Decoder().decode
+_HIGH_SURROGATES = ("\ud800", "\udbff")
 _VISIBLE = {"content": Kind.CONTENT, "refusal": Kind.REFUSAL, "text": Kind.TEXT}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
@@ -41,6 +43,7 @@ class Transcript:
         self._events = 0
         self._completion: int | None = None  # the running count so far
         self._last_read = 0
+        self._halves: dict[int, str] = {}  # choice -> the first half of a character, waiting for the second
 
     @property
     def comments(self) -> int:
@@ -79,8 +82,8 @@ class Transcript:
             self._row(Kind.DONE, event.read, ordinal)
             return
         try:
-            payload = _decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            payload = decode(data)
+        except ValueError:
             if cut:
                 self._fail(ErrorClass.TRUNCATED, "the stream ended inside an event")
                 self._row(Kind.ERROR, event.read, ordinal)
@@ -102,7 +105,7 @@ class Transcript:
 
     def _payload(self, payload: dict[str, Any], read: int, ordinal: int) -> None:
         if not self.response_id and isinstance(payload.get("id"), str):
-            self.response_id = payload["id"]
+            self.response_id = whole_characters(payload["id"])
         choices = payload.get("choices")
         choices = [c for c in choices if isinstance(c, dict)] if isinstance(choices, list) else []
         usage = usage_in(payload)
@@ -131,7 +134,7 @@ class Transcript:
         kind, text = channel_of(choice)
         reason = choice.get("finish_reason")
         if reason:
-            self.finish_reasons[index] = str(reason)
+            self.finish_reasons[index] = whole_characters(str(reason))
         counted = tokens_told(choice)
         if not kind:
             kind = Kind.GROWN if grown else Kind.FINISH if reason else Kind.ROLE
@@ -143,8 +146,8 @@ class Transcript:
     def _whole(self, body: bytes) -> None:
         """A body that is not a stream. It has no first token: all of it came at once, after all was done."""
         try:
-            payload = _decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            payload = decode(body)
+        except ValueError:
             self._fail(ErrorClass.MALFORMED, f"the body is not JSON: {body[:80]!r}" if body else "the body is empty")
             return
         problem = error_in(payload, "") if isinstance(payload, dict) else "the body is not a JSON object"
@@ -157,18 +160,20 @@ class Transcript:
             self._fail(ErrorClass.MALFORMED, "the body has no choices: not an OpenAI-compatible answer")
             return
         self.usage = usage_in(payload)
-        self.response_id = payload["id"] if isinstance(payload.get("id"), str) else ""
+        self.response_id = whole_characters(payload["id"]) if isinstance(payload.get("id"), str) else ""
         self.done = True
         for choice in payload["choices"]:
             if isinstance(choice, dict):
                 index = choice["index"] if isinstance(choice.get("index"), int) else 0
                 if choice.get("finish_reason"):
-                    self.finish_reasons[index] = str(choice["finish_reason"])
+                    self.finish_reasons[index] = whole_characters(str(choice["finish_reason"]))
                 self._row(Kind.BODY, self._last_read, 0, index, channel_of(choice)[1])
 
     def _row(
         self, kind: str, read: int, ordinal: int, choice: int = 0, text: str = "", tokens: int | None = None
     ) -> None:
+        if choice in self._halves or not text.isascii():
+            text = self._mended(text, choice)
         self.kinds.append(kind)
         self.row_reads.append(read)
         self.row_chars.append(len(text))
@@ -178,10 +183,18 @@ class Transcript:
         if text and self.texts is not None:
             self.texts.append(text)
 
+    def _mended(self, text: str, choice: int) -> str:
+        """Text without half characters: a pair of surrogates that was cut between two events goes to the later one."""
+        text = self._halves.pop(choice, "") + text
+        if text and _HIGH_SURROGATES[0] <= text[-1] <= _HIGH_SURROGATES[1]:
+            self._halves[choice] = text[-1]
+            text = text[:-1]
+        return whole_characters(text)
+
     def _fail(self, error: ErrorClass, message: str) -> None:
         if self.error is None:
             self.error = error
-            self.error_message = message
+            self.error_message = whole_characters(message)
 
     def verdict(self, *, choices: int, forced: int | None) -> tuple[ErrorClass | None, str]:
         """Success or the first thing that went wrong, for a body that ended cleanly with a 2xx status.
@@ -217,6 +230,28 @@ class Transcript:
             "done_seen": self.done and self.streaming,
             "server_request_id": self.response_id[:80],
         }
+
+
+def decode(data: bytes) -> Any:
+    """JSON as servers send it. Raises ValueError for what is none.
+
+    Strictly first, which is fast; then with what Python and JavaScript servers are known to emit: NaN and Infinity
+    (logprobs), halves of surrogate pairs, control characters in strings.
+    """
+    try:
+        return _strict(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            return json.loads(data.decode("utf-8", "replace"), strict=False)
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+
+
+def whole_characters(text: str) -> str:
+    """Text that can be written as UTF-8: surrogate pairs joined, lone halves replaced."""
+    if text.isascii():
+        return text
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def channel_of(choice: dict[str, Any]) -> tuple[str, str]:

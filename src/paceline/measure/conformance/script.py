@@ -42,6 +42,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     extension: str = ""  # with `chunked`: of every HTTP chunk
     trailer: str = ""  # with `chunked`: a header after the last chunk
     gzip: bool = False
+    version: str = "1.1"  # of HTTP
     interim: int = 0  # an informational status that comes first
     end: End = End.KEEP  # keep | fin | reset | hang
     end_ms: float | None = None
@@ -146,7 +147,7 @@ def wire_steps(answer: Answer) -> list[tuple[float, bytes]]:
     """(milliseconds, bytes on the wire), head and framing included."""
     body = body_steps(answer)
     if answer.gzip:
-        body = _compressed(body)
+        body = _compressed(body, whole=not answer.unterminated)
     if answer.framing == "none":
         return []
     first = body[0][0] if body else 0.0
@@ -163,12 +164,13 @@ def wire_steps(answer: Answer) -> list[tuple[float, bytes]]:
     return steps
 
 
-def _compressed(body: list[tuple[float, bytes]]) -> list[tuple[float, bytes]]:
-    """One gzip stream, flushed after each step so that its bytes can be read at once."""
+def _compressed(body: list[tuple[float, bytes]], whole: bool) -> list[tuple[float, bytes]]:
+    """One gzip stream, flushed after each step so that its bytes can be read at once; not `whole`: without its end."""
     packer = zlib.compressobj(wbits=31)
     steps = [(at, packer.compress(data) + packer.flush(zlib.Z_SYNC_FLUSH)) for at, data in body]
-    at, data = steps[-1]
-    steps[-1] = (at, data + packer.flush())
+    if whole:
+        at, data = steps[-1]
+        steps[-1] = (at, data + packer.flush())
     return steps
 
 
@@ -181,7 +183,8 @@ def _head(answer: Answer, length: int) -> bytes:
     if answer.framing == "close":
         more["connection"] = "close"
     before = f"HTTP/1.1 {answer.interim} Interim\r\nx-interim: 1\r\n\r\n".encode() if answer.interim else b""
-    return before + http_head(answer.status, answer.content_type, chunked=answer.framing == "chunked", **more)
+    head = http_head(answer.status, answer.content_type, chunked=answer.framing == "chunked", **more)
+    return before + head.replace(b"HTTP/1.1", b"HTTP/" + answer.version.encode(), 1)
 
 
 def _chunks(data: bytes, answer: Answer) -> bytes:
