@@ -135,7 +135,9 @@ async def work_off(
             async with Crew(Runner(context), concurrency) as crew:
                 await crew.work_off(run)
         except OSError as error:
-            raise PacelineError(f"cannot write the answers: {error.strerror}; the same command goes on later") from error
+            raise PacelineError(
+                f"cannot write the answers: {error.strerror}; the same command goes on later"
+            ) from error
 
 
 @contextmanager
