@@ -106,6 +106,7 @@ def test_command_lines_that_cannot_be_read_end_with_64(tmp_path: Path, args: lis
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_sweep_capacity_compare_and_rerun_against_the_mock(tmp_path: Path) -> None:
     with MockProcess(MockConfig(ttft_ms=10, itl_ms=1)) as mock:
         swept = bench("sweep", mock.url, "--rates", "20,40", "-n", "20", "--out", "s", *FAST)
