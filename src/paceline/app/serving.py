@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from paceline.app.build import FACTORY, plan_engine
-from paceline.app.settings import AuthSettings, Settings
+from paceline.app.settings import AuthSettings, BatchSettings, Settings
 from paceline.app.stages import StagePrinter, progress_on_stderr
 from paceline.engine.client import EngineClient, EngineLaunch
 from paceline.engine.messages import EngineInfo, Stage
 from paceline.errors import ConfigError
 from paceline.serve import logs
+from paceline.serve.batch import settings as batches
 from paceline.serve.keys import ApiKey, hash_key, read_key_file
 from paceline.serve.server import bind, run
 from paceline.serve.settings import ServeSettings
@@ -49,7 +51,29 @@ def serve_settings(settings: Settings) -> ServeSettings:
         write_timeout_s=serve.write_timeout_s,
         hung_after_s=serve.hung_after_s,
         drain_s=serve.drain_s,
+        batch=batch_settings(settings.batch, os.environ),
     )
+
+
+def batch_settings(batch: BatchSettings, environ: Mapping[str, str]) -> batches.BatchSettings:
+    """What the server allows of batches; `environ` says where a user's data lies."""
+    return batches.BatchSettings(
+        folder=batch_folder(batch, environ) if batch.batches else None,
+        concurrency=batch.batch_concurrency,
+        max_file_bytes=int(batch.max_batch_file_mib * (1 << 20)),
+        max_requests=batch.max_batch_requests,
+        max_tenant_bytes=int(batch.max_tenant_gib * (1 << 30)),
+        keep_s=batch.batch_keep_days * 86_400,
+    )
+
+
+def batch_folder(batch: BatchSettings, environ: Mapping[str, str]) -> Path:
+    """The folder named, else `$XDG_DATA_HOME/paceline/batches`, where XDG says a user's data lies."""
+    if batch.batch_dir is not None:
+        return Path(batch.batch_dir).expanduser()
+    root = environ.get("XDG_DATA_HOME") or ""
+    base = Path(root) if os.path.isabs(root) else Path.home() / ".local" / "share"
+    return base / "paceline" / "batches"
 
 
 def read_keys(auth: AuthSettings) -> tuple[ApiKey, ...]:

@@ -92,6 +92,21 @@ class ServeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSettings:
+    """Offline batches on the server: `/v1/files` and `/v1/batches`."""
+
+    batches: bool = setting(True, switch, "take batches; --no-batches turns both endpoints off")
+    batch_dir: str | None = setting(
+        None, path, "where files and batches lie, one server each; $XDG_DATA_HOME/paceline/batches by default"
+    )
+    batch_concurrency: int = setting(32, whole(1), "requests of batches in the engine's hands at once")
+    max_batch_file_mib: float = setting(200.0, number(0), "largest file of requests in MiB")
+    max_batch_requests: int = setting(50_000, whole(1), "most requests in one batch")
+    max_tenant_gib: float = setting(2.0, number(0), "room for all files of a tenant in GiB")
+    batch_keep_days: float = setting(30.0, number(0), "how long files and ended batches stay")
+
+
+@dataclass(frozen=True, slots=True)
 class AuthSettings:
     """Who may call."""
 
@@ -116,6 +131,7 @@ class Settings:
     scheduler: SchedulerSettings = SchedulerSettings()
     kv: KVSettings = KVSettings()
     serve: ServeSettings = ServeSettings()
+    batch: BatchSettings = BatchSettings()
     auth: AuthSettings = AuthSettings()
     log: LogSettings = LogSettings()
 

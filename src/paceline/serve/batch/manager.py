@@ -124,7 +124,10 @@ class Batches:
             if size > self.room_for(caller):
                 raise TooLarge("your files would not fit the room that you have here; delete some", code="storage_full")
             record = self._new_file(caller.tenant, filename, "batch", size, keep_s)
-            await in_thread(self.store.add_file, record, source)
+            try:
+                await in_thread(self.store.add_file, record, source)
+            except (ConfigError, OSError) as error:
+                raise EngineNotReady(f"the file cannot be kept: {error}") from error
         return record
 
     async def delete(self, caller: Caller, file_id: str) -> None:
@@ -142,10 +145,7 @@ class Batches:
         metadata: dict[str, str] | None,
         output_keep_s: int | None,
     ) -> BatchRecord:
-        """A new batch, `validating`; `window` as it was written, and in seconds.
-
-        Raises Forbidden, NotFound, BadRequest, Overloaded.
-        """
+        """A new batch; `window` as written, and in seconds. Raises Forbidden, NotFound, BadRequest, Overloaded."""
         if not caller.may_use(BATCH.name):
             raise Forbidden(f"key {caller.name!r} may not use class {BATCH.name!r}", code="class_not_allowed")
         store = self.store

@@ -117,24 +117,17 @@ _Record = TypeVar("_Record", FileRecord, BatchRecord)
 
 
 class Store:
-    """All files and batches of one folder. Made, it holds the folder until `close`."""
+    """All files and batches of one folder, which it holds until `close`. A folder appears with its first file."""
 
     def __init__(self, folder: Path) -> None:
         """Raises ConfigError where another server uses the folder, or it cannot be used."""
         self._folder = folder
         self._lock = threading.RLock()
+        self._held = -1
         self.files: dict[str, FileRecord] = {}
         self.batches: dict[str, BatchRecord] = {}
-        try:
-            for name in ("files", "batches", "incoming"):
-                (folder / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-            folder.chmod(0o700)
-            self._held = _hold(folder / "lock")
-            shutil.rmtree(folder / "incoming")
-            (folder / "incoming").mkdir(mode=0o700)
-            self._load()
-        except OSError as error:
-            raise ConfigError(f"the folder for batches, {folder}, cannot be used: {error.strerror or error}") from error
+        if folder.exists():
+            self._take()
 
     def close(self) -> None:
         """Let another server have the folder. Idempotent."""
@@ -177,7 +170,10 @@ class Store:
     # Changes ---------------------------------------------------------------------------------------------------------
 
     def add_file(self, record: FileRecord, source: BinaryIO) -> None:
-        """Take in what a client sent."""
+        """Take in what a client sent. Raises ConfigError as `__init__` does, if it is the first."""
+        with self._lock:
+            if self._held < 0:
+                self._take()
         incoming = self._folder / "incoming" / record.id
         try:
             with open(incoming, "xb") as target:
@@ -236,6 +232,20 @@ class Store:
             (self.folder_of(record) / name).unlink(missing_ok=True)
 
     # On disk ---------------------------------------------------------------------------------------------------------
+
+    def _take(self) -> None:
+        folder = self._folder
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            folder.chmod(0o700)
+            self._held = _hold(folder / "lock")
+            shutil.rmtree(folder / "incoming", ignore_errors=True)
+            for name in ("files", "batches", "incoming"):
+                (folder / name).mkdir(mode=0o700, exist_ok=True)
+            self._load()
+        except OSError as error:
+            self.close()
+            raise ConfigError(f"the folder for batches, {folder}, cannot be used: {error.strerror or error}") from error
 
     def _keep_file(self, record: FileRecord) -> None:
         with self._lock:
