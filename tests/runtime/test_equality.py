@@ -55,6 +55,7 @@ def expect(report: Report, cell: Cell) -> None:
     assert (report.prefix_hits > 0) == cell.prefix_cache
 
 
+@pytest.mark.timeout(600)  # a busy machine is no failure
 @pytest.mark.parametrize("cell", PAIRWISE, ids=str)
 def test_default_model(default_model: LoadedModel, reference: Reference, ties: Ties, cell: Cell) -> None:
     # One at a time is slow: the cells that do so take half of the requests each, in turns.
@@ -65,6 +66,7 @@ def test_default_model(default_model: LoadedModel, reference: Reference, ties: T
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("cell", [cell for cell in MATRIX if cell not in PAIRWISE], ids=str)
 def test_default_model_in_full(default_model: LoadedModel, reference: Reference, ties: Ties, cell: Cell) -> None:
     report = check(default_model, reference, WORKLOAD, cell)

@@ -84,7 +84,7 @@ class _Terms:
 
 @dataclass(frozen=True, slots=True)
 class _DecodeGroup:
-    """Rows of one query each, whose contexts are padded to `length` keys."""
+    """Rows of one query each, ascending, whose contexts are padded to `length` keys."""
 
     tokens: slice | Tensor  # their places in [T] tensors
     rows: int
@@ -181,8 +181,8 @@ def _decode_group(
     spans = [c - f * block_size for c, f in zip(contexts, first_blocks, strict=True)]
     length = max(spans)
     width = -(-length // block_size)
-    whole = len(rows) == batch.num_decodes
-    tokens = slice(0, len(rows)) if whole else torch.tensor(rows, device=device)
+    neighbours = rows[-1] - rows[0] + 1 == len(rows)
+    tokens = slice(rows[0], rows[-1] + 1) if neighbours else torch.tensor(rows, device=device)
     tables = batch.block_tables[tokens]
     if any(first_blocks):
         columns = torch.tensor(first_blocks, device=device)[:, None] + torch.arange(width, device=device)

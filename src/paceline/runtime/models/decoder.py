@@ -103,8 +103,10 @@ class _Layer:
         self.mlp = mlp
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: RaggedBatch, pool: KVPool) -> Tensor:
-        hidden = hidden + self.attention(self.attention_norm(hidden), cos, sin, batch, pool)
-        return hidden + self.mlp(self.mlp_norm(hidden))
+        """[T, hidden] -> the same, changed in place."""
+        hidden += self.attention(self.attention_norm(hidden), cos, sin, batch, pool)
+        hidden += self.mlp(self.mlp_norm(hidden))
+        return hidden
 
 
 class Attention:
