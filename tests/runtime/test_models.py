@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,6 +63,11 @@ class Pair:
 
     ours: Model
     theirs: Any
+    folder: Path
+
+    def again(self, dtype: torch.dtype) -> Model:
+        """Ours, loaded in another dtype."""
+        return load(self.folder, dtype)
 
     def pool(self, num_blocks: int) -> KVPool:
         return KVPool(self.ours.kv_specs, num_blocks, BLOCK)
@@ -83,7 +87,7 @@ def randomise(theirs: torch.nn.Module) -> None:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     family, settings = CASES[request.param]
     folder: Path = tmp_path_factory.mktemp(request.param)
     torch.manual_seed(5)
@@ -91,12 +95,19 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     randomise(theirs)
     theirs.save_pretrained(folder)
-    ours_config = config_from_hf(json.loads((folder / "config.json").read_text()))
-    factory = native_model(ours_config.architecture)
+    return Pair(load(folder, torch.float32), theirs, folder)
+
+
+def load(folder: Path, dtype: torch.dtype) -> Model:
+    """Our model from a folder, without what `load_model` adds."""
+    config = config_from_hf(json.loads((folder / "config.json").read_text()))
+    factory = native_model(config.architecture)
     assert factory is not None
-    weights = SafetensorsWeights(folder, torch.float32)
-    yield Pair(factory(ours_config, weights, device="cpu", dtype=torch.float32), theirs)
-    weights.close()
+    weights = SafetensorsWeights(folder, dtype)
+    try:
+        return factory(config, weights, device="cpu", dtype=dtype)
+    finally:
+        weights.close()
 
 
 def tokens_of(length: int, seed: int) -> list[int]:
@@ -154,6 +165,23 @@ def test_no_logits_wanted(pair: Pair) -> None:
     with torch.inference_mode():
         silent = type(batch)(**{**{f: getattr(batch, f) for f in batch.__dataclass_fields__}, "logit_rows": none})
         assert pair.ours.forward(silent, pool).shape == (0, COMMON["vocab_size"])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_near(pair: Pair, dtype: torch.dtype) -> None:
+    """Half precision runs on every path, cache included, and differs by its rounding."""
+    ours = pair.again(dtype)
+    pool = KVPool(ours.kv_specs, 12, BLOCK, dtype=dtype)
+    tokens = tokens_of(20, seed=4)
+    with torch.inference_mode():
+        for start, end in ((0, 9), (9, 17), (17, 18), (18, 19)):
+            batch = batch_of(
+                [tokens[:end]], [start], [[3, 1, 4, 0, 5]], block_size=BLOCK, scratch_block=pool.scratch_block
+            )
+            logits = ours.forward(batch, pool)
+    wanted = pair.reference(tokens)[18]
+    assert logits.dtype == torch.float32
+    assert torch.nn.functional.cosine_similarity(logits[0], wanted, dim=0) > 0.98
 
 
 def test_every_registered_family_is_tried() -> None:
