@@ -14,26 +14,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
 import json
-import os
 import random
-import socket
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from _common import Report, arguments, measure_limits
+from _server import default_model, server
 
 STREAMS = 16
 PROMPT = 64  # tokens; the mean where they vary
-DEFAULT_MODEL = "models/SmolLM2-135M-Instruct.Q4_1.gguf"  # in the cache
-START_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -81,38 +76,6 @@ class Transformers:
                 pad_token_id=0,
             )
         return time.perf_counter() - start, found[:, ids.shape[1] :].tolist()
-
-
-@contextlib.contextmanager
-def server(model: Path) -> Iterator[str]:
-    """The base URL of a server that is ready."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "paceline"), "serve", "--model", str(model), "--dtype", "float32"]
-    command += ["--port", str(port), "--log-level", "warning"]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            wait_ready(url, process)
-            yield url
-        finally:
-            process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
-            process.kill()
-
-
-def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            sys.exit(f"served_speed: the server ended with code {process.returncode} before it was ready")
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/ready").status_code == 200:
-                return
-        time.sleep(0.1)
-    sys.exit(f"served_speed: the server was not ready within {START_S:g} s")
 
 
 class Client:
@@ -264,10 +227,8 @@ async def compare(url: str, theirs: Transformers, sizes: Sizes, report: Report) 
 
 
 def main() -> int:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "paceline"
-
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--model", type=Path, default=cache / DEFAULT_MODEL, help="a .gguf file or a folder")
+        parser.add_argument("--model", type=Path, default=default_model(), help="a .gguf file or a folder")
 
     args = arguments(__doc__, add)
     if not args.model.exists():
