@@ -131,10 +131,13 @@ class Desk:
         If this step had already given it tokens, they go back into the budget.
         """
         fresh = request in self.rows and self._withdraw(self.rows.index(request))
+        lost = request.lost
         if not fresh:
             self.released.append(request.request_id)
         self.kv.close(request)
         request.forget_kv()
+        if fresh:
+            request.lost = lost  # it had computed nothing since it lost that
         request.become(RequestState.WAITING)
         self.running.remove(request)
         self.waiting[request.request_id] = request
@@ -161,6 +164,7 @@ class Desk:
         """Take a row back out; whether the request had been admitted in this very step."""
         request = self.rows.pop(row)
         self.budget += self._counts.pop(row)
+        request.planned = self._starts[row]
         if self._samples.pop(row):
             request.pending -= 1
         request.in_flight -= 1

@@ -33,6 +33,7 @@ from paceline.core.shape import StepShape
 from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 
 SPARED_FOR = 8.0  # room that had to be taken from somebody is spared for its like for so many of the tightest ttft
+CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
 MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
 CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
 
@@ -63,7 +64,7 @@ class Slo(Policy):
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
         """Refuse whose first token cannot come in time, if their class says so; else stand them in line."""
         if request.kind.overload is Overload.REJECT and request.deadline_s < inf:
-            late_s = desk.now + self._backlog.wait_s(desk, request) - request.deadline_s
+            late_s = desk.now + CAUTION * self._backlog.wait_s(desk, request) - request.deadline_s
             if late_s > 0:
                 message = f"the first token would come {late_s:.2g} s after its deadline: come back later"
                 return Rejected(request.request_id, RejectReason.OVERLOADED, message, retry_after_s=late_s)

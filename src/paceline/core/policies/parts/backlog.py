@@ -55,12 +55,12 @@ class Backlog:
     def wait_s(self, desk: Desk, request: Request) -> float:
         """Seconds until its first token if it joins now: those due before it that are not late yet, then itself."""
         own_s = self.own_s(desk, request)
-        if not self._tokens_per_s:
-            return own_s
+        if not own_s:
+            return 0.0  # nobody knows yet
         ahead = sum(
             other.known - other.planned
             for others in (desk.running, desk.waiting.values())
             for other in others
             if other.prefilling and desk.now < other.deadline_s <= request.deadline_s
         )
-        return ahead / self._tokens_per_s + own_s
+        return ahead / (self._tokens_per_s or request.known / own_s) + own_s
