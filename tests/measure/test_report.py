@@ -7,8 +7,6 @@ import io
 import math
 import random
 import re
-import shutil
-import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from html.parser import HTMLParser
@@ -29,6 +27,7 @@ from paceline.measure.records import Manifest, RequestRecord, ScrapeRecord, Segm
 from paceline.measure.report import svg, words
 from paceline.measure.report.data import plain
 from paceline.measure.report.write import Written, write_comparison, write_report
+from tests.browser import needs_browser, screenshot
 from tests.measure.making import records_of, run_of
 
 INF = math.inf
@@ -354,28 +353,11 @@ def test_words() -> None:
     assert plain({"a": (INF, None, float("nan"))}) == {"a": ["inf", None, None]}
 
 
-def chromium() -> str | None:
-    return next(
-        (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-    )
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(chromium() is None, reason="needs a Chromium to draw the page")
+@needs_browser
 def test_drawn_by_a_browser_in_light_and_dark(tmp_path: Path) -> None:
     folder_of(tmp_path / "run", noisy(), gates=GATES)
     write_report(tmp_path / "run")
-    shots = []
-    for mode, flags in (("light", []), ("dark", ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"])):
-        target = tmp_path / f"{mode}.png"
-        subprocess.run(
-            [
-                str(chromium()), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run",
-                "--disable-background-networking", f"--user-data-dir={tmp_path / mode}", *flags,
-                "--window-size=1240,2400", f"--screenshot={target}", (tmp_path / "run" / "report.html").as_uri(),
-            ],
-            check=True, timeout=120, capture_output=True,
-        )  # fmt: skip
-        shots.append(target.read_bytes())
-    assert all(len(shot) > 50_000 for shot in shots)  # a blank page of this size has a few kilobytes
-    assert shots[0] != shots[1]
+    page = (tmp_path / "run" / "report.html").as_uri()
+    light, dark = (screenshot(page, tmp_path / f"{dark}.png", dark=dark) for dark in (False, True))
+    assert min(len(light), len(dark)) > 50_000  # a blank page of this size has a few kilobytes
+    assert light != dark
