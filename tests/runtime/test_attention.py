@@ -148,6 +148,13 @@ def test_long_chunks_are_tiled(window: int | None) -> None:
     check(Case(rows=[(0, QUERY_TILE + 70), (900, 1), (530, QUERY_TILE + 3)], kv_heads=1, group=1, window=window))
 
 
+@pytest.mark.parametrize("window", [None, 5, 33])
+def test_small_tiles_share_one_bias(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    """Chunks of several tiles at different places, one that starts at 0, one shorter than a tile."""
+    monkeypatch.setattr(attention, "BIAS_ELEMENTS", 0)  # the smallest tiles there are
+    check(Case(rows=[(3, 50), (100, 37), (0, 41), (64, 2), (9, 1)], group=2, window=window))
+
+
 def test_decodes_of_very_different_context() -> None:
     """Rows far apart in length go to different groups, in an order unlike the batch's."""
     check(Case(rows=[(1200, 1), (3, 1), (1100, 1), (0, 1), (250, 1), (260, 1)], kv_heads=1, group=2))

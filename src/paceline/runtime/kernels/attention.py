@@ -16,8 +16,9 @@ from torch import Tensor
 from paceline.runtime.batch import RaggedBatch
 from paceline.runtime.kernels.kvpool import KVPool
 
-# Queries of a chunk are taken this many at a time, which bounds its scores and mask to tile x context.
+# Queries of a chunk are taken this many at a time; fewer where tile x context would exceed BIAS_ELEMENTS.
 QUERY_TILE = 512
+BIAS_ELEMENTS = 1 << 23
 # Padded keys, summed over rows, that cost about as much as calling attention once more.
 SPLIT_WASTE = 256
 # Decodes are gathered on a CPU in groups of this many bytes of keys and values, which then are read from its cache.
@@ -67,9 +68,8 @@ def paged_attention(
             k_row, v_row = layout.gather(keys, chunk.blocks, "k"), layout.gather(values, chunk.blocks, "v")
         queries, target = grouped[chunk.tokens], out[chunk.tokens]
         for tile in chunk.tiles:
-            target[tile.queries] = _attend_tile(
-                queries[tile.queries], k_row[tile.keys], v_row[tile.keys], tile.bias, terms
-            )
+            bias = None if tile.square else layout.corner(tile)
+            target[tile.queries] = _attend_tile(queries[tile.queries], k_row[tile.keys], v_row[tile.keys], bias, terms)
     return out.flatten(1, 2)
 
 
@@ -95,11 +95,14 @@ class _DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class _Tile:
-    """Some queries of a chunk and the keys that any of them sees; both slices count within the chunk's own tensors."""
+    """Some queries of a chunk and the keys that any of them sees; both slices count within the chunk's own tensors.
+
+    The last query is at the position of the last key.
+    """
 
     queries: slice
     keys: slice
-    bias: Tensor | None  # [queries, keys], 0 or -inf; None: as many keys as queries, each sees those up to its own
+    square: bool  # as many keys as queries, and each query sees all up to its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +120,15 @@ class _Layout:
 
     decodes: tuple[_DecodeGroup, ...]
     chunks: tuple[_Chunk, ...]
+    bias: Tensor | None  # [queries, keys] of the largest tile, 0 or -inf; None where no tile needs one
     workspace: dict[tuple[str, torch.Size], Tensor]
+
+    def corner(self, tile: _Tile) -> Tensor:
+        """The bias of a tile: what a query sees counts back from its own key, so it is the last rows and columns."""
+        assert self.bias is not None
+        rows, columns = self.bias.shape
+        queries, keys = tile.queries.stop - tile.queries.start, tile.keys.stop - tile.keys.start
+        return self.bias[rows - queries :, columns - keys :]
 
     def gather(self, paged: Tensor, blocks: Tensor, use: str) -> Tensor:
         """[num_blocks, block_size, KH, D] -> [len(blocks) * block_size, KH, D], valid until the next for this use."""
@@ -139,12 +150,15 @@ def _layout(batch: RaggedBatch, pool: KVPool, layer: int, window: int | None) ->
     if layout is None:
         most_keys = GROUP_BYTES // token_bytes if pool.device.type == "cpu" else None
         groups = _split_decodes(batch, window, most_keys)
+        longest = max(batch.context_lens[batch.num_decodes :], default=1)
+        tile = min(QUERY_TILE, max(16, BIAS_ELEMENTS // longest))
+        chunks = tuple(
+            _chunk(batch, row, pool.block_size, window, tile) for row in range(batch.num_decodes, batch.num_rows)
+        )
         layout = _Layout(
             tuple(_decode_group(batch, rows, pool.block_size, window, pool.dtype) for rows in groups),
-            tuple(
-                _chunk(batch, row, pool.block_size, window, pool.dtype)
-                for row in range(batch.num_decodes, batch.num_rows)
-            ),
+            chunks,
+            _largest_bias(chunks, window, pool),
             {},
         )
         batch.memo[key] = layout
@@ -202,26 +216,37 @@ def _decode_group(
     return _DecodeGroup(tokens, len(rows), blocks.flatten(), length, bias)
 
 
-def _chunk(batch: RaggedBatch, row: int, block_size: int, window: int | None, dtype: torch.dtype) -> _Chunk:
+def _chunk(batch: RaggedBatch, row: int, block_size: int, window: int | None, tile: int) -> _Chunk:
     tokens = slice(batch.row_starts[row], batch.row_starts[row + 1])
     count, context = tokens.stop - tokens.start, batch.context_lens[row]
     start = context - count  # position of the first query
     if start == 0 and (window is None or window >= count):
-        return _Chunk(tokens, None, (_Tile(slice(0, count), slice(0, count), None),))
+        return _Chunk(tokens, None, (_Tile(slice(0, count), slice(0, count), square=True),))
     first_block = 0 if window is None else max(0, start + 1 - window) // block_size
     blocks = None if start == 0 else batch.block_tables[row, first_block : -(-context // block_size)]
     origin = first_block * block_size  # position of the first key at hand
     tiles = []
-    for low in range(0, count, QUERY_TILE):
-        high = min(low + QUERY_TILE, count)
+    for low in range(0, count, tile):
+        high = min(low + tile, count)
         oldest = 0 if window is None else max(0, start + low + 1 - window)
-        at_q = torch.arange(start + low, start + high, device=batch.positions.device)[:, None]
-        at_k = torch.arange(oldest, start + high, device=batch.positions.device)
-        visible = at_k <= at_q
-        if window is not None:
-            visible &= at_k > at_q - window
-        tiles.append(_Tile(slice(low, high), slice(oldest - origin, start + high - origin), _bias(visible, dtype)))
+        keys = slice(oldest - origin, start + high - origin)
+        tiles.append(_Tile(slice(low, high), keys, square=False))
     return _Chunk(tokens, blocks, tuple(tiles))
+
+
+def _largest_bias(chunks: tuple[_Chunk, ...], window: int | None, pool: KVPool) -> Tensor | None:
+    """A bias that holds that of every tile in its corner."""
+    tiles = [tile for chunk in chunks for tile in chunk.tiles if not tile.square]
+    if not tiles:
+        return None
+    queries = max(tile.queries.stop - tile.queries.start for tile in tiles)
+    keys = max(tile.keys.stop - tile.keys.start for tile in tiles)
+    at_q = torch.arange(keys - queries, keys, device=pool.device)[:, None]
+    at_k = torch.arange(keys, device=pool.device)
+    visible = at_k <= at_q
+    if window is not None:
+        visible &= at_k > at_q - window
+    return _bias(visible, pool.dtype)
 
 
 def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:
