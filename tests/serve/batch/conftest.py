@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import openai
 import pytest
@@ -19,7 +19,7 @@ from paceline.serve.settings import ServeSettings
 from paceline.text.tokenizer import Tokenizer
 from tests.serve.live import Live, live_server
 
-CHAT = "/v1/chat/completions"
+CHAT: Final = "/v1/chat/completions"
 KEYS = tuple(
     ApiKey(name, hash_key(f"pk-{name}"), tenant=name, classes=classes)
     for name, classes in (("ann", None), ("bob", None), ("carol", ("interactive",)))
@@ -27,11 +27,9 @@ KEYS = tuple(
 
 
 def line(custom_id: str, content: str = "hi", *, url: str = CHAT, **body: Any) -> dict[str, Any]:
-    if url == CHAT:
-        body = {"messages": [{"role": "user", "content": content}]} | body
-    else:
-        body = {"prompt": content} | body
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "tiny-test", **body}}
+    prompt = {"messages": [{"role": "user", "content": content}]} if url == CHAT else {"prompt": content}
+    body = {"model": "tiny-test", **prompt, **body}
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
 def jsonl(lines: Sequence[Any]) -> bytes:
@@ -84,7 +82,12 @@ class Client:
 
 @contextmanager
 def serving(
-    tokenizer: Tokenizer, folder: Path, *, keys: Sequence[ApiKey] = (), scheduler: dict[str, Any] | None = None, **of: Any
+    tokenizer: Tokenizer,
+    folder: Path,
+    *,
+    keys: Sequence[ApiKey] = (),
+    scheduler: dict[str, Any] | None = None,
+    **of: Any,
 ) -> Iterator[Live]:
     batch = replace(BatchSettings(folder=folder, sweep_s=0.05), **of)
     with live_server(tokenizer, ServeSettings(keys=tuple(keys), batch=batch), **(scheduler or {})) as live:

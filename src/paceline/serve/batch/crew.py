@@ -31,8 +31,8 @@ async def in_thread(function: Callable[..., _T], *arguments: Any) -> _T:
         raise
 
 
-class Deaths:
-    """How often the engine died during each line; with a file, which may outlive the server, over all of its runs."""
+class Strikes:
+    """How often the engine died or failed during each line; with a file, also in the lives of earlier servers."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
@@ -59,13 +59,13 @@ class Run:
         ledger: Ledger,
         caller: Caller,
         *,
-        deaths: Deaths | None = None,
+        strikes: Strikes | None = None,
         on_answer: Callable[[Outcome], None] = lambda outcome: None,
     ) -> None:
         self.lines = lines
         self.ledger = ledger
         self.caller = caller
-        self.deaths = deaths or Deaths()
+        self.strikes = strikes or Strikes()
         self.on_answer = on_answer
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -181,7 +181,7 @@ class Crew:
     async def _answer(self, run: Run, position: int) -> None:
         line = await in_thread(run.lines.read, position)
         outcome = await self._runner.answer(
-            line, run.caller, run.deaths.of(position), lambda: run.deaths.note(position)
+            line, run.caller, run.strikes.of(position), lambda: run.strikes.note(position)
         )
         run.ledger.answer(position, line, outcome.status, outcome.request_id, outcome.body)
         run.on_answer(outcome)

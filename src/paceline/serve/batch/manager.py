@@ -29,7 +29,7 @@ from paceline.errors import (
     RequestError,
     TooLarge,
 )
-from paceline.serve.batch.crew import Crew, Deaths, Run, in_thread
+from paceline.serve.batch.crew import Crew, Run, Strikes, in_thread
 from paceline.serve.batch.ledger import Ledger
 from paceline.serve.batch.lines import BadLine, LineFile
 from paceline.serve.batch.runner import Runner
@@ -282,7 +282,7 @@ class Batches:
             if bad:  # it was good once: limits have become narrower, or somebody was here
                 raise BadRequest(str(bad[0]))
             await in_thread(ledger.open)
-            yield Run(lines, ledger, Caller(record.caller, record.tenant), deaths=Deaths(folder / "deaths"))
+            yield Run(lines, ledger, Caller(record.caller, record.tenant), strikes=Strikes(folder / "strikes"))
         finally:
             await in_thread(ledger.close)
             lines.close()

@@ -1,8 +1,8 @@
 """One line of a batch, answered as if it had come over HTTP: the same checks, the same answer, the same errors.
 
 What HTTP tells a client to do about a 429 or a 503, this does itself: wait and try again. A line during which the
-engine died is tried again too, but apart from others under the same suspicion, and not for ever: one that kills the
-engine each time must not keep a whole batch, or a server, from going on.
+engine died or failed is tried again too, but apart from others under the same suspicion, and not for ever: one that
+kills the engine each time must not keep a whole batch, or a server, from going on.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from paceline.serve.completions import CompletionAnswer
 from paceline.serve.context import ServerContext
 from paceline.serve.exchange import describe_error
 from paceline.serve.fields import CHAT_OFF, COMPLETION_OFF
+from paceline.serve.generation import GenerationFailed
 from paceline.serve.keys import Caller
 from paceline.serve.schemas import ChatRequest, CompletionRequest, Sampling
 from paceline.serve.traffic import Traffic, resolve_traffic
 
 log = logging.getLogger("paceline.serve")
 
-MOST_DEATHS = 3  # of the engine during one line, before the line counts as the cause
+MOST_STRIKES = 3  # deaths and failures of the engine during one line, before the line counts as the cause
 _MOST_PAUSE_S = 30.0
 _POLL_S = 0.1  # for an engine that starts anew
 _HEARTBEAT_S = 1.0  # an engine that is idle speaks so often
@@ -88,8 +89,9 @@ class Runner:
             await asyncio.sleep(_POLL_S)
         self._refuse_draining(state)
 
-    async def answer(self, line: Line, caller: Caller, deaths: int, on_death: Callable[[], None]) -> Outcome:
-        """What the line is answered. `deaths`: how often the engine has died during it; `on_death` hears of one more.
+    async def answer(self, line: Line, caller: Caller, strikes: int, on_strike: Callable[[], None]) -> Outcome:
+        """What the line is answered. `strikes`: how often the engine has died or failed during it; `on_strike` hears of
+        one more.
 
         Raises EngineDead and EngineNotReady when the engine is gone for good, which says nothing about the line.
         """
@@ -100,16 +102,16 @@ class Runner:
             while True:
                 await self.ready()
                 try:
-                    async with self._apart(suspect=deaths > 0):
+                    async with self._apart(suspect=strikes > 0):
                         return Outcome(200, request_id, await self._once(line, caller))
                 except Overloaded as error:
                     await asyncio.sleep(min(error.retry_after_s * 2.0**refusals, _MOST_PAUSE_S))
                     refusals = min(refusals + 1, 8)
-                except EngineDead as error:
-                    deaths += 1
-                    on_death()
-                    log.warning("the engine died %d times during line %d of a batch", deaths, line.number)
-                    if deaths >= MOST_DEATHS:
+                except (EngineDead, GenerationFailed) as error:
+                    strikes += 1
+                    on_strike()
+                    log.warning("the engine failed %d times during line %d of a batch: %s", strikes, line.number, error)
+                    if strikes >= MOST_STRIKES:
                         return _failed(error, request_id)
                 except EngineNotReady:
                     await asyncio.sleep(_POLL_S)
@@ -135,7 +137,7 @@ class Runner:
 
     @asynccontextmanager
     async def _apart(self, *, suspect: bool) -> AsyncIterator[None]:
-        """One suspect at a time: the next death clears the others."""
+        """One suspect at a time: the next failure clears the others."""
         if not suspect:
             yield
             return

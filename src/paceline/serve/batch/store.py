@@ -4,7 +4,7 @@
     FOLDER/files/file-ID.json         what is known of a file; written last, so without it there is no file
     FOLDER/files/file-ID.data         what it holds
     FOLDER/batches/batch_ID/batch.json
-    FOLDER/batches/batch_ID/input.jsonl, output.jsonl, errors.jsonl, deaths     while it has not ended
+    FOLDER/batches/batch_ID/input.jsonl, output.jsonl, errors.jsonl, strikes    while it has not ended
     FOLDER/incoming/                  what is being written; emptied at start
 
 Everything that must change as one is written beside its place, synced and renamed. No name on disk ever comes from a
@@ -228,7 +228,7 @@ class Store:
 
     def clear_work(self, record: BatchRecord) -> None:
         """Of a batch that has ended, nothing but its record is kept. Idempotent."""
-        for name in ("input.jsonl", "output.jsonl", "errors.jsonl", "deaths"):
+        for name in ("input.jsonl", "output.jsonl", "errors.jsonl", "strikes"):
             (self.folder_of(record) / name).unlink(missing_ok=True)
 
     # On disk ---------------------------------------------------------------------------------------------------------
