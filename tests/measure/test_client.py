@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.measure.alarm import Alarm, clock
-from paceline.measure.bodies import base_url, resolve
+from paceline.measure.bodies import resolve
 from paceline.measure.client import Client, ClientSettings, Job, retry_after_s
 from paceline.measure.mock import LAST_CHUNK, End, MockRequest, MockServer, Play, chunk, http_head, streamed, whole
 from paceline.measure.mockapi import MockApi, MockConfig, constant, content, events
@@ -383,17 +383,3 @@ def test_every_endpoint_of_the_mock(endpoint: str, stream: bool) -> None:
     assert record.usage.prompt_tokens == (10 if endpoint == "chat" else 3)
     assert record.usage.completion_tokens == 6
     assert len(record.token_rows()) == (6 if stream else 0)
-
-
-@pytest.mark.parametrize(
-    ("given", "base"),
-    [
-        ("localhost:8000", "http://localhost:8000/v1"),
-        ("http://h:1/", "http://h:1/v1"),
-        ("https://h/v1/", "https://h/v1"),
-        ("http://h/api/v3/chat/completions", "http://h/api/v3"),
-        ("http://[::1]:80/v1/completions", "http://[::1]:80/v1"),
-    ],
-)
-def test_base_urls(given: str, base: str) -> None:
-    assert base_url(given) == base

@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import socket
-import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
 from paceline.errors import ConfigError
-from paceline.measure.mock import End, MockRequest, MockServer, Play, whole
+from paceline.measure.mock import End, MockRequest, Play, whole
 from paceline.measure.mockapi import MockApi, MockConfig
 from paceline.measure.plan import BenchPlan, Load, Target
-from paceline.measure.probe import Found, Probe, read_key
+from paceline.measure.probe import Found, Probe
 from paceline.measure.prompts import WORDS
-
-
-class Background:
-    """A mock server on a thread, for the probe's blocking client."""
-
-    def __init__(self, handler: Callable[[MockRequest], Play]) -> None:
-        self._handler = handler
-        self._ready = threading.Event()
-        self.url = ""
-
-    def __enter__(self) -> Background:
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()))
-        self._thread.start()
-        assert self._ready.wait(10)
-        return self
-
-    async def _serve(self) -> None:
-        self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
-        async with MockServer(self._handler) as server:
-            self.url = server.url
-            self._ready.set()
-            await self._over.wait()
-
-    def __exit__(self, *_: object) -> None:
-        self._loop.call_soon_threadsafe(self._over.set)
-        self._thread.join()
+from tests.measure.background import Background
 
 
 def probe(handler: Callable[[MockRequest], Play], key: str = "", **target: Any) -> Found:
@@ -147,33 +119,3 @@ def test_nobody_there() -> None:
         plan = BenchPlan(target=Target(url=f"http://127.0.0.1:{unused.getsockname()[1]}"))
         with Probe(plan, "") as asked, pytest.raises(ConfigError, match="cannot reach"):
             asked.run()
-
-
-def test_keys_come_from_the_environment_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "key"
-    path.write_text("  from-file\n")
-    monkeypatch.setenv("SOME_KEY", "from-env")
-    url = "http://h"
-    assert read_key(Target(url=url)) == ""
-    assert read_key(Target(url=url, api_key_env="SOME_KEY")) == "from-env"
-    assert read_key(Target(url=url, api_key_file=str(path))) == "from-file"
-    for bad in (
-        Target(url=url, api_key_env="UNSET_KEY"),
-        Target(url=url, api_key_file=str(tmp_path / "none")),
-        Target(url=url, api_key_env="SOME_KEY", api_key_file=str(path)),
-    ):
-        with pytest.raises(ConfigError):
-            read_key(bad)
-    path.write_text("two words\n")
-    with pytest.raises(ConfigError):
-        read_key(Target(url=url, api_key_file=str(path)))
-
-
-@pytest.mark.parametrize(
-    "url", ["ftp://x", "http://", "http://h:99999", "http://user:pass@h/", "http://h/v1?key=secret", "://"]
-)
-def test_urls_that_are_none(url: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        Probe(BenchPlan(target=Target(url=url)), "")
-    assert "secret" not in str(caught.value)
-    assert "pass" not in str(caught.value)

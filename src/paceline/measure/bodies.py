@@ -13,7 +13,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from paceline.errors import ConfigError
+from paceline.measure.address import address_of, key_header
 from paceline.measure.client import Endpoint
+from paceline.measure.keys import Keys
 from paceline.measure.plan import Target
 from paceline.version import __version__
 
@@ -30,30 +32,10 @@ class Features(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens_field: str = "max_tokens"  # some hosted models take only max_completion_tokens
 
 
-def base_url(url: str) -> str:
-    """The URL up to and with /v1, from whatever part of it was given. Raises ConfigError for no HTTP URL."""
-    if "://" not in url:
-        url = f"http://{url}"
-    parts = urlsplit(url)
-    try:
-        port = parts.port
-    except ValueError:
-        raise ConfigError(f"{url!r} has an impossible port") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise ConfigError(f"{url!r} is not an http or https URL")
-    if parts.username or parts.password:
-        raise ConfigError("give the key by --api-key-env or --api-key-file, not inside the URL")
-    if parts.query or parts.fragment:
-        raise ConfigError(f"{url.split('?')[0]!r}: a query or fragment in the URL is not supported")
-    path = parts.path.rstrip("/")
-    for tail in ("/chat/completions", "/completions", "/models"):
-        path = path.removesuffix(tail)
-    return f"{parts.scheme}://{parts.netloc}{path or '/v1'}"
-
-
-def resolve(target: Target, key: str) -> Endpoint:
+def resolve(target: Target, key: str | Keys) -> Endpoint:
     """Look the host up and build the fixed part of every request. Raises ConfigError."""
-    parts = urlsplit(base_url(target.url))
+    keys = Keys(default=key) if isinstance(key, str) else key
+    parts = urlsplit(address_of(target.url).at(_PATHS[target.endpoint]))
     host = parts.hostname or ""
     port = parts.port or (443 if parts.scheme == "https" else 80)
     try:
@@ -62,18 +44,23 @@ def resolve(target: Target, key: str) -> Endpoint:
         raise ConfigError(f"cannot resolve {host}: {getattr(error, 'strerror', error)}") from None
     addresses = tuple(dict.fromkeys(str(entry[4][0]) for entry in found))
     lines = [
-        f"POST {parts.path}{_PATHS[target.endpoint]} HTTP/1.1",
+        f"POST {parts.path}{'?' if parts.query else ''}{parts.query} HTTP/1.1",
         f"Host: {parts.netloc}",
         f"User-Agent: paceline/{__version__}",
         "Content-Type: application/json",
         f"Accept: {'text/event-stream' if target.stream else 'application/json'}",
         "Accept-Encoding: identity",
     ]
-    if key:
-        lines.append(f"Authorization: Bearer {key}")
-    lines.append("Content-Length: ")
     tls = tls_context(target) if parts.scheme == "https" else None
-    return Endpoint(host, port, addresses, tls, "\r\n".join(lines).encode("latin-1"), key)
+    heads = {tenant: _head(lines, target, secret) for tenant, secret in keys.tenants.items()}
+    secrets = tuple(dict.fromkeys(filter(None, (keys.default, *keys.tenants.values()))))
+    return Endpoint(host, port, addresses, tls, _head(lines, target, keys.default), heads, secrets)
+
+
+def _head(lines: list[str], target: Target, key: str) -> bytes:
+    """Request line and headers up to the value of Content-Length, which comes last."""
+    carried = [": ".join(key_header(target.api_key_header, key))] if key else []
+    return "\r\n".join([*lines, *carried, "Content-Length: "]).encode("latin-1")
 
 
 def tls_context(target: Target) -> ssl.SSLContext:

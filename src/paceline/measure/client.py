@@ -11,7 +11,7 @@ import email.utils
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,7 +37,8 @@ class Endpoint:
     head: bytes = field(
         default=b"", repr=False
     )  # request line and headers up to and without the value of Content-Length, which comes last
-    secret: str = field(default="", repr=False)  # removed from every message
+    heads: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # tenant -> its own, with its own key
+    secrets: tuple[str, ...] = field(default=(), repr=False)  # removed from every message
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,12 +176,12 @@ class Client:
 
     def message(self, text: str) -> str:
         """A message fit for a record: short, one line, no key in it."""
-        if self._endpoint.secret:
-            text = text.replace(self._endpoint.secret, "***")
+        for secret in self._endpoint.secrets:
+            text = text.replace(secret, "***")
         return " ".join(text.split())[:MESSAGE_LIMIT]
 
-    def request_head(self, body_length: int) -> bytes:
-        return b"%b%d\r\n\r\n" % (self._endpoint.head, body_length)
+    def request_head(self, tenant: str, body_length: int) -> bytes:
+        return b"%b%d\r\n\r\n" % (self._endpoint.heads.get(tenant, self._endpoint.head), body_length)
 
     def stop(self) -> None:
         """End everything now: what waits was never sent, what runs is recorded as cancelled."""
@@ -209,6 +210,7 @@ class _Request:
         self.connected: float | None = None
         self._client = client
         self._on_done = on_done
+        self._tenant: str = job.labels.get("tenant", "")
         self._dispatched = 0.0
         self._cap_wait = 0.0
         self._attempts: list[Attempt] = []
@@ -240,7 +242,7 @@ class _Request:
     def attempt(self, connection: Connection) -> None:
         self._connection = connection
         body = self.job.body
-        self._written = connection.send(self, self._client.request_head(len(body)), body)
+        self._written = connection.send(self, self._client.request_head(self._tenant, len(body)), body)
 
     # protocol.Exchange
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import msgspec
 
 from paceline.measure.bodies import Features
+from paceline.measure.keys import Keys
 from paceline.measure.plan import BenchPlan
 from paceline.measure.prompts import WORDS
 from paceline.measure.records import ErrorClass, TokenFit, WorkerSample
 
 
 class WorkerJob(msgspec.Struct, kw_only=True):
-    """Everything a worker needs. Travels over a pipe, so the key in it touches no command line and no file."""
+    """Everything a worker needs. Travels over a pipe, so the keys in it touch no command line and no file."""
 
     folder: str
     plan: BenchPlan
@@ -20,7 +21,7 @@ class WorkerJob(msgspec.Struct, kw_only=True):
     features: Features
     fit: TokenFit
     segment: int = 0
-    key: str = ""
+    keys: Keys = Keys()
     words: tuple[str, ...] = WORDS
     skip: tuple[int, ...] = ()  # arrivals that earlier segments finished
     first_s: float = 0.0  # resumed closed loop: when on the axis its slots start

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_type_hints
@@ -13,6 +13,7 @@ import msgspec
 import typer
 
 from paceline.errors import ConfigError
+from paceline.measure.keys import check_place
 from paceline.measure.plan import Arrivals, BenchPlan, ClientPlan, Length, Load, Prompts, Target, Trace, parse_length
 
 R = TypeVar("R")
@@ -77,6 +78,12 @@ class BenchOptions:
     extra: Annotated[str | None, _plain(_TARGET, "Further fields of each request, as a JSON object.")] = None
     api_key_env: Annotated[str | None, _plain(_TARGET, "Environment variable that holds the key.")] = None
     api_key_file: Annotated[Path | None, _plain(_TARGET, "File that holds the key.")] = None
+    api_key_header: Annotated[
+        str, _plain(_TARGET, "Header of the key, e.g. api-key; Authorization has Bearer before it.")
+    ] = "Authorization"
+    tenant_key: Annotated[
+        list[str] | None, _plain(_TARGET, "A tenant's own key: NAME=env:VARIABLE or NAME=file:PATH. Repeatable.")
+    ] = None
     ca_file: Annotated[Path | None, _plain(_TARGET, "Certificates to trust for https.")] = None
     insecure: Annotated[bool, _option("--insecure", panel=_TARGET, help="Do not check the certificate.")] = False
     metrics_url: Annotated[str | None, _plain(_TARGET, "Where /metrics is; empty: do not read it.")] = None
@@ -257,6 +264,8 @@ def _target(url: str, options: BenchOptions) -> Target:
         stream=options.stream,
         api_key_env=options.api_key_env,
         api_key_file=None if options.api_key_file is None else str(options.api_key_file),
+        api_key_header=options.api_key_header,
+        tenant_keys=_tenant_keys(options.tenant_key or ()),
         ca_file=None if options.ca_file is None else str(options.ca_file),
         verify_tls=not options.insecure,
         metrics_url=options.metrics_url,
@@ -266,6 +275,19 @@ def _target(url: str, options: BenchOptions) -> Target:
         class_field=options.class_field,
         extra=extra,
     )
+
+
+def _tenant_keys(given: Iterable[str]) -> dict[str, str]:
+    """What --tenant-key says. The text is never shown: somebody will put the key itself there."""
+    keys: dict[str, str] = {}
+    for text in given:
+        tenant, _, place = text.partition("=")
+        try:
+            check_place(place)
+        except ConfigError as error:
+            raise usage_error(str(error), "--tenant-key") from None
+        keys[tenant.strip()] = place
+    return keys
 
 
 def _client(options: BenchOptions) -> ClientPlan:

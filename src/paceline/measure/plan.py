@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from paceline.errors import ConfigError
+from paceline.measure.address import check_header_name
 
 MAX_RATE = 1e6  # per second: beyond any clock we could keep
 MAX_REQUESTS = 5_000_000
@@ -92,6 +93,8 @@ class Target(Spec, frozen=True):
     stream: bool = True
     api_key_env: str | None = None
     api_key_file: str | None = None
+    api_key_header: str = "Authorization"  # carries "Bearer KEY"; under any other name ("api-key") the key alone
+    tenant_keys: dict[str, str] = {}  # tenant of a trace's rows -> "env:NAME" or "file:PATH" of its own key
     ca_file: str | None = None
     verify_tls: bool = True
     metrics_url: str | None = None  # None: /metrics of the same host; "" : do not scrape
@@ -159,6 +162,7 @@ def check(plan: BenchPlan) -> None:
     _require(prompts.prefix_tokens >= 0 and prompts.prefix_groups >= 1, "prefix tokens and groups must be positive")
     _require(plan.target.endpoint in ("chat", "completions"), f"unknown endpoint {plan.target.endpoint!r}")
     _require(plan.target.ignore_eos in ("auto", "on", "off"), "ignore_eos is one of auto, on, off")
+    check_header_name(plan.target.api_key_header)
     _require(plan.target.choices >= 1, "at least one choice must be asked for")
     _require(client.workers >= 1, "at least one worker process is needed")
     _require(client.timeout_s > 0 and math.isfinite(client.timeout_s), "the timeout must be a positive number")

@@ -5,10 +5,8 @@ Everything that can go wrong with a target is found here, as one clear line, bef
 
 from __future__ import annotations
 
-import os
 import ssl
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -16,7 +14,8 @@ import httpx
 import msgspec
 
 from paceline.errors import ConfigError
-from paceline.measure.bodies import Features, base_url, request_body, tls_context
+from paceline.measure.address import address_of, key_header
+from paceline.measure.bodies import Features, request_body, tls_context
 from paceline.measure.plan import BenchPlan, Target
 from paceline.measure.prompts import OPENING, WORDS
 from paceline.measure.provenance import scrub
@@ -38,33 +37,13 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
-def read_key(target: Target) -> str:
-    """The API key that the plan points to, "" for none. Raises ConfigError; the message never holds the key."""
-    if target.api_key_env and target.api_key_file:
-        raise ConfigError("give the key by an environment variable or a file, not both")
-    if target.api_key_env:
-        key = os.environ.get(target.api_key_env, "")
-        if not key:
-            raise ConfigError(f"the environment variable {target.api_key_env} holds no key")
-    elif target.api_key_file:
-        try:
-            key = Path(target.api_key_file).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError):
-            raise ConfigError(f"cannot read the key file {target.api_key_file}") from None
-    else:
-        return ""
-    key = key.strip()
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ConfigError("the key is empty or holds characters that no HTTP header can carry")
-    return key
-
-
 class Probe:
     """One server under questions. A context manager."""
 
     def __init__(self, plan: BenchPlan, key: str) -> None:
         self._plan, self._target, self._key = plan, plan.target, key
-        self._base = base_url(plan.target.url)
+        self._address = address_of(plan.target.url)
+        self._base = self._address.base
         self._warnings: list[str] = []
         self._http = make_http(plan.target, key, timeout_s=min(plan.client.timeout_s, 120.0))
         self._questions = 0
@@ -96,7 +75,7 @@ class Probe:
 
     def _model(self) -> tuple[str, list[dict[str, Any]]]:
         """(model to ask for, what the server lists)."""
-        response = self._ask("GET", f"{self._base}/models")
+        response = self._ask("GET", self._address.at("/models"))
         if response.status_code in (401, 403):
             raise ConfigError(self._refused(response))
         models: list[dict[str, Any]] = []
@@ -146,7 +125,7 @@ class Probe:
         chat = target.endpoint == "chat"
         content: Any = [{"role": "user", "content": text}] if chat else text
         path = "/chat/completions" if chat else "/completions"
-        return self._ask("POST", self._base + path, request_body(target, features, content, max_tokens))
+        return self._ask("POST", self._address.at(path), request_body(target, features, content, max_tokens))
 
     def _check_answer(self, response: httpx.Response) -> Transcript:
         transcript = read_answer(response)
@@ -262,9 +241,9 @@ class Probe:
 
 def make_http(target: Target, key: str, timeout_s: float = 30.0) -> httpx.Client:
     """A plain client for everything that is not load: no proxies from the environment, no redirects."""
-    headers = {"authorization": f"Bearer {key}"} if key else {}
+    headers = dict([key_header(target.api_key_header, key)]) if key else {}
     verify: ssl.SSLContext | bool = True
-    if base_url(target.url).startswith("https"):
+    if address_of(target.url).base.startswith("https"):
         verify = tls_context(target)
     return httpx.Client(headers=headers, verify=verify, timeout=timeout_s, trust_env=False, http2=False)
 

@@ -26,9 +26,10 @@ from paceline.measure.calibrate import self_check
 from paceline.measure.fleet import Fleet, LoadFailed, Stopped
 from paceline.measure.folder import MANIFEST, RowWriter, RunFolder
 from paceline.measure.jobs import WorkerJob, connections_for
+from paceline.measure.keys import Keys, check_tenants, read_keys
 from paceline.measure.limits import check_limits
 from paceline.measure.plan import Arrivals, BenchPlan, check
-from paceline.measure.probe import Found, Probe, make_http, read_key
+from paceline.measure.probe import Found, Probe, make_http
 from paceline.measure.progress import Gauge, Progress
 from paceline.measure.provenance import client_facts, command_line
 from paceline.measure.records import ErrorClass, Manifest, RequestRecord, Segment, SelfCheck, TokenFit
@@ -105,7 +106,7 @@ class _Run:
         self._plan, self._path, self._on_progress, self._extras = plan, path, on_progress, extras
         self._progress = Progress()
         self._stop = asyncio.Event()
-        self._key = ""
+        self._keys = Keys()
 
     async def new(self) -> RunFolder:
         plan = self._plan
@@ -113,6 +114,7 @@ class _Run:
         if (self._path / MANIFEST).exists():
             raise ConfigError(f"{self._path} already holds a run; choose another folder, or resume it")
         arrivals = self._extras.arrivals or build_schedule(plan)
+        check_tenants(plan.target, (arrival.tenant for arrival in arrivals))
         with self._stoppable():
             found, limits = await self._prepare()
             checked = self._extras.self_check
@@ -155,7 +157,7 @@ class _Run:
 
     async def _prepare(self) -> tuple[Found, dict[str, int | None]]:
         plan = self._plan
-        self._key = read_key(plan.target)
+        self._keys = read_keys(plan.target)
         if plan.client.tokenizer is not None:
             load_tokenizer(Path(plan.client.tokenizer))  # found out now, not after the run
         limits = check_limits(max(connections_for(plan), plan.load.max_concurrency or 0), plan.client.workers)
@@ -163,12 +165,12 @@ class _Run:
         return await self._unless_stopped(asyncio.to_thread(self._probe)), limits
 
     def _probe(self) -> Found:
-        with Probe(self._plan, self._key) as probe:
+        with Probe(self._plan, self._keys.default) as probe:
             return probe.run()
 
     async def _warm(self, found: Found, arrivals: list[Arrival]) -> list[RequestRecord]:
         self._stage("warming up")
-        records = await self._unless_stopped(warm_up(self._plan, found, self._key, arrivals))
+        records = await self._unless_stopped(warm_up(self._plan, found, self._keys.default, arrivals))
         if (problem := all_failed(records)) is not None:
             raise LoadFailed(f"every warm-up request failed: {problem}", records[0].error)
         return records
@@ -280,7 +282,7 @@ class _Run:
                 features=found.features,
                 fit=found.fit,
                 segment=segment,
-                key=self._key,
+                keys=self._keys,
                 words=found.words,
                 skip=skip,
                 first_s=first_s,
@@ -293,7 +295,7 @@ class _Run:
         url = metrics_url(folder.manifest.target["url"], target.metrics_url)
         if url is None or not folder.manifest.target.get("metrics"):
             return None
-        make = partial(make_http, target, self._key)
+        make = partial(make_http, target, self._keys.default)
         return Scraper(url, folder.server_path, make, self._plan.client.scrape_every_s)
 
     def _stage(self, stage: str) -> None:

@@ -78,7 +78,7 @@ class Worker:
             self._bodies.add(self._body(arrival, self._opening(arrival)))
         self._bodies.seal()
         self._alarm = Alarm(asyncio.get_running_loop())
-        self._client = Client(resolve(plan.target, job.key), self._settings(), self._alarm)
+        self._client = Client(resolve(plan.target, job.keys), self._settings(), self._alarm)
         await self._client.open(share(connections_for(plan), job.worker, job.workers))
         self._records = RowWriter(folder / f"records.w{job.worker}.jsonl")
         self._health = RowWriter(folder / f"health.w{job.worker}.jsonl")
