@@ -17,13 +17,16 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from paceline.errors import ConfigError
 from paceline.measure import capacity, duel, sweep
+from paceline.measure.analysis import analyse
 from paceline.measure.compare import compare_saved, plan_cells
+from paceline.measure.console import print_analysis
 from paceline.measure.folder import RowWriter, RunFolder
-from paceline.measure.plan import BenchPlan, Length, Load, Prompts, Target
-from paceline.measure.records import Manifest, RequestRecord, ScrapeRecord, Segment, WorkerSample
+from paceline.measure.plan import Arrivals, BenchPlan, Length, Load, Prompts, Target, Trace
+from paceline.measure.records import Manifest, RequestRecord, ScrapeRecord, Segment, Usage, WorkerSample
 from paceline.measure.report import svg, words
 from paceline.measure.report.data import plain
 from paceline.measure.report.write import Written, write_comparison, write_report
@@ -146,6 +149,49 @@ def test_a_run(tmp_path: Path) -> None:
     for said in ("FAIL", "tiny", "goodput", "p95 ttft &lt;= 120ms", "In flight", "What was asked", "rejected 3"):
         assert said in page, said
     assert page.count("<svg") >= 7
+
+
+def test_a_trace_is_told_by_its_figures(tmp_path: Path) -> None:
+    """Whoever reads the page has neither the trace nor a line about it: lengths, spacing and shares are on it."""
+    records = [
+        msgspec.structs.replace(
+            record, prompt_tokens_wanted=100 + 10 * i, output_tokens_wanted=5 + i % 3, tenant="ab"[i % 2],
+            usage=Usage(prompt_tokens=100 + 10 * i, completion_tokens=5),
+        )
+        for i, record in enumerate(noisy(101))
+    ]  # fmt: skip
+    folder = folder_of(tmp_path / "run", records)
+    plan = BenchPlan.from_dict(folder.manifest.plan)
+    plan = msgspec.structs.replace(
+        plan, load=Load(arrivals=Arrivals.TRACE), trace=Trace(path="/secret/place/azure.csv", speed=2.0, limit=101)
+    )
+    folder.manifest.plan = plan.to_dict()
+    folder.save_manifest()
+    write_report(tmp_path / "run")
+    page = check_page(tmp_path / "run" / "report.html")
+    asked = page.split("What was asked")[1].split("<h2>")[0]
+    for said in (
+        "600",
+        "1,100",
+        "1,000",
+        "output tokens",
+        "between arrivals",
+        "a 51, b 50",
+        "azure.csv",
+        "2 times as fast",
+    ):
+        assert said in asked, said
+    assert "/secret/place" not in asked
+
+
+@pytest.mark.parametrize("width", [60, 200])
+def test_the_terminal_shows_small_amounts_as_amounts(tmp_path: Path, width: int) -> None:
+    folder = folder_of(tmp_path / "run", noisy(400))
+    out = io.StringIO()
+    print_analysis(Console(file=out, width=width), analyse(folder, price_per_hour=0.01))
+    shown = " ".join(out.getvalue().split())
+    assert "e-0" not in shown
+    assert re.search(r"cost 0\.0001\d: 0\.0000002\d a request", shown), shown
 
 
 def read_summary(written: Written) -> Any:

@@ -87,6 +87,13 @@ def test_late_client_is_invalid_even_if_every_gate_fails() -> None:
     assert "late" in codes(verdict(strict, slos="ttft<=50ms"))
 
 
+def test_one_late_request_does_not_spoil_a_short_run() -> None:
+    one, two = ([late(r, 0.05) if i < k else r for i, r in enumerate(noisy(10))] for k in (1, 2))
+    assert verdict(one).outcome is not Outcome.INVALID
+    assert "late" in codes(verdict(one))  # said all the same
+    assert verdict(two).outcome is Outcome.INVALID
+
+
 def test_the_caps_wait_is_not_the_clients_fault() -> None:
     records = [msgspec.structs.replace(late(r, 0.5), cap_wait_s=0.5) for r in noisy()]
     assert verdict(records).outcome is Outcome.PASS
@@ -112,6 +119,8 @@ def test_a_single_client_limit_error_is_invalid(error: ErrorClass) -> None:
 def test_loop_lag_and_self_check() -> None:
     samples = [WorkerSample(segment=0, worker=0, t_s=i * 0.25, in_flight=1, lags_s=(0.0, 0.02)) for i in range(8)]
     assert "lag" in codes(verdict(noisy(), samples=samples))
+    once = [WorkerSample(segment=0, worker=0, t_s=0.25, in_flight=1, lags_s=(0.0,) * 25 + (0.2,))]
+    assert "lag" not in codes(verdict(noisy(), samples=once))
     check = SelfCheck(streams=200, tokens_per_s=50, workers=1, requests=10, ok=False, why="p99 ITL error 20 ms")
     found = verdict(noisy(), self_check=check)
     assert found.outcome is Outcome.INVALID

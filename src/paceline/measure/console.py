@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.measure.analysis import Analysis
 from paceline.measure.capacity import Capacity
 from paceline.measure.compare import Comparison
-from paceline.measure.report.words import count, duration, interval, percent, plural
+from paceline.measure.report.words import count, duration, interval, money, percent, plural
 from paceline.measure.stats import Quantile
 from paceline.measure.summary import Summary, Throughput
 from paceline.measure.sweep import Point
@@ -139,8 +139,8 @@ def _notes(analysis: Analysis) -> Iterable[str]:
     if analysis.cost is not None:
         cost = analysis.cost
         yield (
-            f"cost {cost.total:.4g}: {count(cost.per_request)} a request, {count(cost.per_million_output)} a million "
-            f"output tokens"
+            f"cost {money(cost.total)}: {money(cost.per_request)} a request, "
+            f"{money(cost.per_million_output)} a million output tokens"
         )
     for reason in analysis.verdict.reasons:
         if reason.level is not Level.NOTE or analysis.verdict.outcome is not Outcome.PASS:

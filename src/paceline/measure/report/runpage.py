@@ -12,6 +12,7 @@ from paceline.measure.analysis import Analysis
 from paceline.measure.gates import joint_confidence
 from paceline.measure.metrics import LATENCIES, POOLED
 from paceline.measure.report import figures, words
+from paceline.measure.report.asked import asked
 from paceline.measure.report.html import (
     Cell,
     Entry,
@@ -61,7 +62,7 @@ def render(analysis: Analysis) -> str:
             reasons([reason for reason in analysis.verdict.reasons if reason.text not in analysis.verdict.headline]),
             tiles(_tiles(analysis)),
             heading("What was asked"),
-            paragraph(words.load(analysis.plan)),
+            *asked(analysis),
             *_gates(analysis),
             heading("What happened"),
             figure_grid(figures.of_run(analysis)),

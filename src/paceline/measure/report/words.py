@@ -93,12 +93,10 @@ def load(plan: BenchPlan, axis: str = "") -> str:
             when += f", {spec.burst_rate:g} for {spec.burst_for_s:g} s of every {spec.burst_every_s:g} s"
     if spec.max_concurrency is not None:
         when += f", at most {spec.max_concurrency} at a time"
-    if plan.trace is not None and spec.arrivals is not Arrivals.TRACE:
-        what = "prompts from a trace"
+    if plan.trace is not None:
+        what = "prompts and lengths from " + ("a trace" if spec.arrivals is not Arrivals.TRACE else "it")
     elif prompts.file is not None:
         what = f"prompts from a file, {length(prompts.output)} output tokens"
-    elif plan.trace is not None:
-        what = "lengths from the trace"
     else:
         what = f"{length(prompts.input)} prompt tokens and {length(prompts.output)} output tokens each"
     if prompts.prefix_tokens:
