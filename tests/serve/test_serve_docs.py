@@ -33,6 +33,8 @@ def test_metrics() -> None:
 def test_limits() -> None:
     settings = ServeSettings()
     for shown in (
+        f"| request line and headers | {settings.max_head_bytes >> 10} KiB |",
+        f"| time for request line and headers | {settings.head_timeout_s:g} s |",
         f"{settings.max_body_bytes >> 20} MiB",
         f"| `n` | {settings.max_choices} |",
         f"| prompts times `n` | {settings.max_sequences:,} |",

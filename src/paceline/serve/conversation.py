@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -11,6 +12,20 @@ from paceline.text.chat import ChatTemplate
 from paceline.text.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt", "chat_template", "tokenize"})
+
+
+_INLINE_MESSAGES = 32
+_INLINE_CHARS = 4096
+
+
+async def render(tokenizer: Tokenizer, body: Conversation) -> str:
+    """`render_conversation`, off the event loop unless the conversation is plain and short."""
+    inline = len(body.messages) <= _INLINE_MESSAGES and all(
+        isinstance(message.content, str) and message.tool_calls is None for message in body.messages
+    )
+    if inline and sum(len(message.content or "") for message in body.messages) <= _INLINE_CHARS:
+        return render_conversation(tokenizer, body)
+    return await asyncio.to_thread(render_conversation, tokenizer, body)
 
 
 def render_conversation(tokenizer: Tokenizer, body: Conversation) -> str:
@@ -77,7 +92,7 @@ def _tool_call(call: dict[str, Any], path: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise BadRequest(
                 f"{path}.function.arguments: should be JSON text", param=f"{path}.function.arguments"
             ) from None

@@ -23,6 +23,8 @@ log = logging.getLogger("paceline.serve")
 _T = TypeVar("_T")
 _json = msgspec.json.Encoder()
 NOT_READY_RETRY_S = 5
+_MOST_DISCARDED = 64 << 20  # bytes of a body over the limit that are read to no end
+_DISCARD_S = 5.0
 
 
 class UnsupportedMediaType(RequestError):
@@ -74,13 +76,31 @@ async def read_json(request: Request, settings: ServeSettings) -> dict[str, Any]
     return body
 
 
+async def _discard(chunks: AsyncGenerator[bytes]) -> None:
+    """Let a client that is about to be refused finish, within bounds.
+
+    Closing on bytes that were not read resets the connection, and the client would see that instead of the answer.
+    """
+    left = _MOST_DISCARDED
+    with suppress(TimeoutError):
+        async with asyncio.timeout(_DISCARD_S):
+            async for chunk in chunks:
+                left -= len(chunk)
+                if left < 0:
+                    return
+
+
 async def _read_body(request: Request, limit: int) -> bytes:
+    chunks = request.stream()
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said) > limit:
+        if "expect" not in request.headers:  # else it has not begun: it waits for our word
+            await _discard(chunks)
         raise TooLarge(f"the body has {said} bytes and this server takes {limit}", code="body_too_large")
     raw = bytearray()
-    async for chunk in request.stream():
+    async for chunk in chunks:
         if len(raw) + len(chunk) > limit:
+            await _discard(chunks)
             raise TooLarge(f"the body is over {limit} bytes, the most this server takes", code="body_too_large")
         raw += chunk
     return bytes(raw)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from contextvars import ContextVar
@@ -51,14 +52,19 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+# A path or a name from outside may hold them: it must not start a line of its own or speak to the terminal.
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+
 class TextFormatter(logging.Formatter):
-    """The same for people."""
+    """The same for people. One line, whatever the message holds; an exception follows on lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
         text = f"{_utc(record.created)} {record.levelname.lower():7} {record.getMessage()}"
         text += "".join(f" {name}={value}" for name, value in _extras(record).items())
         if (tag := getattr(record, "request_id", None)) is not None:
             text += f" request_id={tag}"
+        text = _CONTROL.sub(lambda found: repr(found[0])[1:-1], text)
         if record.exc_info:
             text += "\n" + self.formatException(record.exc_info)
         return text

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from paceline.errors import BadRequest
 from paceline.serve.answering import context_of
-from paceline.serve.conversation import render_conversation
+from paceline.serve.conversation import render
 from paceline.serve.exchange import JsonResponse, read_json
 from paceline.serve.fields import TOKENIZE_OFF, check_fields
 from paceline.serve.keys import ANONYMOUS
@@ -45,7 +45,7 @@ async def tokenize(request: Request) -> Response:
     else:
         # Only what was sent: whether add_generation_prompt was, matters.
         sent = {name: raw[name] for name in Conversation.model_fields if name in raw}
-        text = render_conversation(model.tokenizer, parse_body(Conversation, sent))
+        text = await render(model.tokenizer, parse_body(Conversation, sent))
         param = "messages"
     preparer = Preparer(model, context.settings, ANONYMOUS)
     ids = await preparer.encode(text, add_special_tokens=bool(special), param=param)

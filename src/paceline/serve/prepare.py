@@ -13,7 +13,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.step import RequestSpec
 from paceline.engine.messages import EngineInfo
 from paceline.errors import BadRequest
-from paceline.serve.conversation import render_conversation
+from paceline.serve.conversation import render
 from paceline.serve.keys import Caller
 from paceline.serve.schemas import ChatRequest, CompletionRequest, Sampling
 from paceline.serve.settings import ServeSettings
@@ -92,7 +92,8 @@ class Preparer:
             raise BadRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         self._check_logprobs(logprobs, "top_logprobs")
-        text = render_conversation(self._model.tokenizer, body)
+        self._check_counts(body.n or 1, 1)
+        text = await render(self._model.tokenizer, body)
         prompt = await self.encode(text, add_special_tokens=body.add_special_tokens, param="messages")
         wanted, param = body.max_completion_tokens, "max_completion_tokens"
         if wanted is None:
@@ -109,18 +110,9 @@ class Preparer:
                 param="best_of",
                 code="unsupported_parameter",
             )
-        prompts = []
+        self._check_counts(body.n or 1, len(body.prompt))
         texts = [prompt if isinstance(prompt, str) else None for prompt in body.prompt]
-        for prompt in body.prompt:
-            if isinstance(prompt, str):
-                if not prompt:
-                    raise BadRequest("prompt is empty", param="prompt")
-                prompts.append(await self.encode(prompt, add_special_tokens=body.add_special_tokens, param="prompt"))
-            else:
-                self.check_ids(prompt, "prompt")
-                prompts.append(tuple(prompt))
-        if not prompts or not all(prompts):
-            raise BadRequest("prompt is empty", param="prompt")
+        prompts = await self._completion_prompts(body)
         nothing_new = bool(body.echo) and body.max_tokens == 0
         wanted = 1 if nothing_new else body.max_tokens
         limits = [self._max_tokens(p, wanted, "max_tokens", "prompt", default=COMPLETION_MAX_TOKENS) for p in prompts]
@@ -136,20 +128,40 @@ class Preparer:
             texts=texts,
         )
 
+    async def _completion_prompts(self, body: CompletionRequest) -> list[tuple[int, ...]]:
+        """The prompts as ids. Raises BadRequest for an empty one, one that cannot fit, ids that do not exist."""
+        if not all(body.prompt):
+            raise BadRequest("prompt is empty", param="prompt")
+        texts = [prompt for prompt in body.prompt if isinstance(prompt, str)]
+        if texts:  # a body holds texts or ids, never both
+            prompts = await self._encode_all(texts, add_special_tokens=body.add_special_tokens, param="prompt")
+        else:
+            prompts = [tuple(ids) for ids in body.prompt if not isinstance(ids, str)]
+            for ids in prompts:
+                self.check_ids(ids, "prompt")
+        if not prompts or not all(prompts):
+            raise BadRequest("prompt is empty", param="prompt")
+        return prompts
+
     async def encode(self, text: str, *, add_special_tokens: bool, param: str) -> tuple[int, ...]:
-        """Ids of a text. Raises BadRequest for one that cannot fit, or that is no text."""
-        model = self._model
-        longest = model.info.max_model_len
-        if len(text) > longest * model.tokenizer.longest_token:
+        """Ids of a text. Raises BadRequest for one that cannot fit."""
+        [ids] = await self._encode_all([text], add_special_tokens=add_special_tokens, param=param)
+        return ids
+
+    async def _encode_all(self, texts: Sequence[str], *, add_special_tokens: bool, param: str) -> list[tuple[int, ...]]:
+        tokenizer, longest = self._model.tokenizer, self._model.info.max_model_len
+        most = max(map(len, texts))
+        if most > longest * tokenizer.longest_token:
             raise BadRequest(
-                f"{param} has {len(text)} characters, more than the {longest} tokens of the context can hold",
+                f"{param} has {most} characters, more than the {longest} tokens of the context can hold",
                 param=param,
                 code="context_length_exceeded",
             )
-        if len(text) <= _INLINE_CHARS:
-            return tuple(model.tokenizer.encode(text, add_special_tokens=add_special_tokens))
-        ids = await asyncio.to_thread(model.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return tuple(ids)
+
+        def encode() -> list[tuple[int, ...]]:
+            return [tuple(tokenizer.encode(text, add_special_tokens=add_special_tokens)) for text in texts]
+
+        return encode() if sum(map(len, texts)) <= _INLINE_CHARS else await asyncio.to_thread(encode)
 
     def _max_tokens(
         self, prompt: Sequence[int], wanted: int | None, param: str, prompt_param: str, *, default: int | None
@@ -190,7 +202,7 @@ class Preparer:
         texts: Sequence[str | None] = (None,),
     ) -> list[Job]:
         n = body.n or 1
-        self._check_shared(body, n, len(prompts), min(max_tokens))
+        self._check_shared(body, min(max_tokens))
         stop_ids = self._stop_ids(body)
         salt = f"{self._caller.tenant}/{body.cache_salt}" if body.cache_salt is not None else ""
         jobs = []
@@ -234,7 +246,8 @@ class Preparer:
                 )
         return jobs
 
-    def _check_shared(self, body: Sampling, n: int, prompts: int, max_tokens: int) -> None:
+    def _check_counts(self, n: int, prompts: int) -> None:
+        """First of all: what is over these is not worth tokenising."""
         caps = self._settings
         if n > caps.max_choices:
             raise BadRequest(f"n should be at most {caps.max_choices}, not {n}", param="n")
@@ -243,6 +256,9 @@ class Preparer:
                 f"{prompts} prompts with n {n} are {n * prompts} choices; at most {caps.max_sequences} in one request",
                 param="prompt",
             )
+
+    def _check_shared(self, body: Sampling, max_tokens: int) -> None:
+        caps = self._settings
         stops = body.stop or []
         if len(stops) > caps.max_stops:
             raise BadRequest(f"at most {caps.max_stops} stop strings, not {len(stops)}", param="stop")

@@ -6,15 +6,18 @@ Checked strictly (the number 1 is not the string "1"), by pydantic, here and now
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainValidator, ValidationError
 
 from paceline.errors import BadRequest
 
 Role = Literal["system", "developer", "user", "assistant", "tool", "function"]
 _MOST_TARGET_MS = 86_400_000  # a day: beyond it a target is a slip of units
+_MOST_BIAS = 100
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 _SHOWN = 64  # characters of a wrong value that an error repeats
 
 
@@ -37,14 +40,24 @@ def _prompts(value: Any) -> Any:
     return value
 
 
-def _biases(value: Any) -> Any:
+def _biases(value: Any) -> dict[int, float]:
     """Token ids are strings in JSON objects."""
     if not isinstance(value, dict):
-        return value
-    try:
-        return {int(token): bias for token, bias in value.items()}
-    except (TypeError, ValueError):
-        raise ValueError("keys should be token ids") from None
+        raise ValueError("should be an object of token ids and numbers")
+    biases: dict[int, float] = {}
+    for token, bias in value.items():
+        if not _TOKEN_ID.fullmatch(token):
+            raise ValueError("keys should be token ids")
+        if type(bias) not in (int, float) or not -_MOST_BIAS <= bias <= _MOST_BIAS:
+            raise ValueError(f"the bias of token {token} should be a number from -{_MOST_BIAS} to {_MOST_BIAS}")
+        biases[int(token)] = float(bias)
+    return biases
+
+
+# The first fault of a list is enough: an error object for each of a million wrong items would hold up everybody.
+_FAIL_FAST = Field(fail_fast=True)
+_Objects = Annotated[list[dict[str, Any]], _FAIL_FAST]
+_Count = Annotated[int, Field(gt=-(1 << 63), lt=1 << 63)]  # beyond, Python may not even print the number in an error
 
 
 class _Body(BaseModel):
@@ -75,17 +88,17 @@ class Sampling(_Body):
     n: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[_Count, Field(ge=-1)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Field(gt=0, le=10)] | None = None
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=0.001, le=10)] | None = None
+    logit_bias: Annotated[dict[int, float], PlainValidator(_biases)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)] | None = None
-    max_tokens: int | None = None
-    min_tokens: Annotated[int, Field(ge=0)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_one_or_many)] | None = None
-    stop_token_ids: list[int] | None = None
+    max_tokens: _Count | None = None
+    min_tokens: Annotated[_Count, Field(ge=0)] | None = None
+    stop: Annotated[list[str], _FAIL_FAST, BeforeValidator(_one_or_many)] | None = None
+    stop_token_ids: Annotated[list[int], _FAIL_FAST] | None = None
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
@@ -100,9 +113,9 @@ class Message(_Body):
     """One turn of a conversation."""
 
     role: Role
-    content: str | list[dict[str, Any]] | None = None
+    content: str | _Objects | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: _Objects | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -111,7 +124,7 @@ class Message(_Body):
 class Conversation(_Body):
     """What a chat template is given."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)]
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
@@ -120,7 +133,7 @@ class Conversation(_Body):
 class ChatRequest(Sampling, Conversation):
     """POST /v1/chat/completions"""
 
-    max_completion_tokens: int | None = None
+    max_completion_tokens: _Count | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
     add_special_tokens: bool = False  # templates write theirs themselves
@@ -129,10 +142,10 @@ class ChatRequest(Sampling, Conversation):
 class CompletionRequest(Sampling):
     """POST /v1/completions"""
 
-    prompt: Annotated[list[str] | list[list[int]], BeforeValidator(_prompts)]
+    prompt: Annotated[list[str] | list[list[int]], PlainValidator(_prompts)]
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0)] | None = None
-    best_of: int | None = None
+    best_of: _Count | None = None
     add_special_tokens: bool = True
 
 
@@ -141,7 +154,7 @@ class TokenizeRequest(_Body):
 
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True)] | None = None
     add_special_tokens: bool | None = None  # true for a prompt, false for a conversation
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -153,7 +166,7 @@ class DetokenizeRequest(_Body):
     """POST /detokenize"""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: Annotated[list[int], _FAIL_FAST]
     skip_special_tokens: bool = False
 
 

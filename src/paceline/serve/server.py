@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import signal
 import socket
@@ -27,6 +28,7 @@ from paceline.serve.app import create_app
 from paceline.serve.batch.manager import Batches
 from paceline.serve.context import ServerContext
 from paceline.serve.engine_port import Engine
+from paceline.serve.protocol import BoundedProtocol
 from paceline.serve.settings import ServeSettings
 from paceline.text.tokenizer import Tokenizer
 
@@ -89,6 +91,8 @@ def bind(host: str, port: int) -> socket.socket:
         bound = socket.socket(family)
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
+    except UnicodeError as error:  # a label of a name is empty or too long
+        raise ConfigError(f"cannot listen on {host[:64]!r}: not a valid host name") from error
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if family == socket.AF_INET6:
@@ -211,7 +215,9 @@ class Server:
 def _uvicorn_config(app: Any, settings: ServeSettings) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
-        http="httptools",
+        http=functools.partial(  # type: ignore[arg-type]  # uvicorn calls it, whatever it is
+            BoundedProtocol, max_head_bytes=settings.max_head_bytes, head_timeout_s=settings.head_timeout_s
+        ),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -26,6 +26,7 @@ class ServeSettings:
     strict_fields: bool = False  # unknown body fields are an error
     log_prompts: bool = False  # at debug level; off unless somebody asks for it by name
 
+    max_head_bytes: int = 64 << 10  # request line and headers
     max_body_bytes: int = 8 << 20
     max_choices: int = 128  # n
     max_sequences: int = 1024  # n times prompts of one body
@@ -34,6 +35,7 @@ class ServeSettings:
     max_stop_chars: int = 256
     max_logit_bias: int = 1024
 
+    head_timeout_s: float = 30.0  # for request line and headers to arrive
     body_timeout_s: float = 60.0  # for a whole body to arrive
     keepalive_s: float = 15.0  # of silence on a stream, after which a comment goes out
     write_timeout_s: float = 300.0  # a reader that takes nothing for so long is gone
