@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
 from dataclasses import dataclass
 from enum import Enum
 
 from paceline.errors import ConfigError
+
+
+# What a header of an answer and a label of a metric can hold as it stands.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Overload(Enum):
@@ -31,9 +37,11 @@ class TrafficClass:
 
     def __post_init__(self) -> None:
         where = f"class {self.name!r}"
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"{where}: a class is named by up to 64 letters, digits, dots, dashes and underscores")
         for field in ("ttft_s", "itl_s", "e2e_s"):
             value = getattr(self, field)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{where}: {field} is {value}; it must be above 0, or left out for no promise")
         if self.e2e_s is not None and self.ttft_s is not None and self.e2e_s < self.ttft_s:
             raise ConfigError(
@@ -41,8 +49,8 @@ class TrafficClass:
             )
         if not 0.0 < self.percentile < 1.0:
             raise ConfigError(f"{where}: percentile is {self.percentile}; it must be between 0 and 1, like 0.95")
-        if not self.weight > 0:
-            raise ConfigError(f"{where}: weight is {self.weight}; it must be above 0")
+        if not 0 < self.weight < math.inf:
+            raise ConfigError(f"{where}: weight is {self.weight}; it must be above 0 and finite")
         if self.queue_limit is not None and self.queue_limit < 0:
             raise ConfigError(f"{where}: queue_limit is {self.queue_limit}; it must be 0 or more, or left out")
 

@@ -81,6 +81,13 @@ def test_the_decode_batch_grows_only_as_far_as_its_pace_holds() -> None:
     assert Sim(start("decode_first")).play(asks).kept() < 0.5
 
 
+def test_a_burst_of_short_prompts_does_not_become_a_batch_too_large_for_its_pace() -> None:
+    """sglang#28365, from idle: all 80 prompts fit into one step, their 80 decodes do not fit into 100 ms."""
+    run = Sim(start("slo")).play([ask(0.0, f"r{n}", 4, 50, ttft_s=60.0) for n in range(80)])
+    assert run.gap_s("r", 0.95) <= 0.1
+    assert run.kept() == 1.0
+
+
 def test_a_pace_nobody_could_keep_alone_bounds_nothing() -> None:
     """Of the same kind: obeying an impossible target would serve one request at a time."""
     asks = [ask(0.0, f"r{n}", 20, 30, itl_s=0.001) for n in range(20)]

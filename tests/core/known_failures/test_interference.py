@@ -80,11 +80,30 @@ def test_spikes_stay_below_whatever_is_promised(itl_s: float) -> None:
 def test_batch_decodes_give_way_to_the_pace_of_those_who_were_promised_one() -> None:
     """Of the same kind: streams slow down because of how many others decode, not because of any prefill."""
     bulk = [ask(0.0, f"bulk{n}", 20, 400, kind="batch") for n in range(40)]  # alone they fill 110 ms of a step
-    run = Sim(start("slo")).play([*bulk, *(ask(1.0, f"s{n}", 30, 100) for n in range(8))])
+    chats = [ask(6.0, f"s{n}", 30, 100) for n in range(8)]  # for ten seconds
+    run = Sim(start("slo")).play([*bulk, *chats])
     assert run.gap_s("s", 0.95) <= 0.1
-    assert run.worst_gap_s("bulk") < 5.0, "they take turns"
-    assert len(run.of("bulk")) == 40
-    assert Sim(start("decode_first")).play(bulk + [ask(1.0, f"s{n}", 30, 100) for n in range(8)]).kept("s") == 0.0
+    assert run.worst_gap_s("bulk") < 2.0, "they take turns"
+    assert Sim(start("decode_first")).play([*bulk, *chats]).kept("s") == 0.0
+
+
+def test_those_who_fill_a_step_up_do_not_hold_first_tokens_back_to_the_last_moment() -> None:
+    """Of the same kind: with work for every spare millisecond, a first token would come exactly at its deadline."""
+    bulk = [ask(0.0, f"bulk{n}", 900, 2, kind="batch") for n in range(40)]
+    run = Sim(start("slo")).play([*bulk, *(ask(1.3 + 2.0 * n, f"c{n}", 100, 2) for n in range(12))])
+    assert run.ttft_s("c") < 0.8 * 2.0
+
+
+def test_a_crowd_that_has_grown_too_large_shrinks_again() -> None:
+    """Of the same kind: contexts grow, and a batch that kept its pace no longer does; more must not join it then."""
+
+    def law(shape: StepShape) -> float:
+        return 0.02 + 0.001 * shape.tokens + 2e-6 * shape.context
+
+    streams = [ask(0.0, f"s{n}", 30, 900) for n in range(40)]  # 62 ms a step at first, 130 ms by the end
+    late = [ask(30.0 + n, f"n{n}", 60, 20) for n in range(30)]
+    run = Sim(start("slo", law), law).play([*streams, *late])
+    assert run.worst_gap_s("s") < 0.16, "never twice what its decodes take"
 
 
 def test_two_paces_in_one_batch_are_both_kept() -> None:

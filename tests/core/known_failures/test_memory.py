@@ -6,8 +6,12 @@ import random
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.core.classes import BATCH, Overload, TrafficClass
+from paceline.core.policies.parts.promises import slack_per_token
+from paceline.core.request import Request
 from paceline.core.step import Rejected, RejectReason, StepPlan
 from tests.core.driver import VOCAB, Run, make, spec
 from tests.core.known_failures.rig import CHAT, Ask, Sim, ask, cpu, gpu, start
@@ -192,6 +196,50 @@ def test_a_class_has_a_queue_of_its_own_length() -> None:
     assert len(run.refused) >= 10
     assert all(name.startswith("b") and "class bulk" in answer.message for name, answer in run.refused.items())
     assert run.kept("chat") == 1.0
+
+
+def test_prompts_under_way_find_the_memory_they_were_let_in_for() -> None:
+    """vllm#37307 with streams beside: chunks are small, and what one prompt still needs is not given to the next."""
+    streams = [ask(0.0, f"s{n}", 16, 150) for n in range(4)]
+    run = Sim(start("slo", num_blocks=150, caching=False))
+    run.play([*streams, *(ask(1.0 + 0.1 * n, f"r{n}", 800 - 5 * n, 150, ttft_s=60.0 - n) for n in range(10))])
+    assert run.scheduler.stats().preemptions == 0
+
+
+@pytest.mark.parametrize("policy", OPTIMISTIC)
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.tuples(st.integers(1, 30), st.integers(1, 30)), min_size=2, max_size=10),
+    num_blocks=st.integers(15, 24),
+    kinds=st.lists(st.sampled_from(["interactive", "standard", "batch"]), min_size=10, max_size=10),
+)
+def test_every_token_computed_is_useful_or_counted_as_computed_again(
+    policy: str, lengths: list[tuple[int, int]], num_blocks: int, kinds: list[str]
+) -> None:
+    """vllm#18115, as a law of conservation, wherever in a step somebody gives way."""
+    options = (("mixed", True), ("chunk", 12)) if policy == "prefill_first" else ()
+    run = Run(make(num_blocks, policy=policy, policy_options=options, prefix_caching=False))
+    for number, (prompt, outputs) in enumerate(lengths):
+        run.submit(spec(f"r{number}", (number + 1,) * prompt, outputs, stop=(), traffic_class=kinds[number]))
+        run.step()
+    run.finish()
+    useful = sum(prompt + outputs - 1 for prompt, outputs in lengths)
+    assert sum(plan.num_tokens for plan in run.plans) == useful + run.scheduler.stats().recomputed_tokens
+
+
+def test_the_slack_of_a_victim_is_weighed_against_its_work() -> None:
+    """vllm#54644: slack for each token to compute again; those who are late already by their work alone."""
+
+    def bears(planned: int, last_s: float, preempted: int = 0, kind: TrafficClass = CHAT) -> tuple[float, float]:
+        request = Request(ask(0.0, "r", planned, 9).spec, kind, 0.0, max_model_len=9999)
+        request.planned, request.preemptions = planned, preempted
+        request.first_token_s, request.last_token_s = 0.5, last_s
+        return slack_per_token(request, 10.0)
+
+    assert bears(100, 9.99) < bears(50, 9.99) < bears(50, 10.0), "in time: the one with more slack for its work"
+    assert bears(500, 5.0) < bears(100, 2.0) < bears(500, 9.99), "late: the one with less work, after all in time"
+    assert bears(500, 9.99) < bears(900, 9.99, kind=BATCH) < bears(100, 9.99, kind=BATCH), "no promise: before all"
+    assert bears(100, 9.99, preempted=1) < bears(190, 9.99), "an eviction counts as as much again"
 
 
 def test_two_that_hold_each_others_memory_do_not_wait_for_ever() -> None:

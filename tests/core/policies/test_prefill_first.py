@@ -306,6 +306,17 @@ def test_the_highest_response_ratio_prefers_short_ones_and_ages_all() -> None:
     )
 
 
+def test_who_came_during_a_long_prompt_ages_by_it() -> None:
+    run = Timeline("prefill_first", order="hrrn", chunk=16)
+    run.ask("a", 48, 1)
+    run.steps(1)
+    run.ask("b", 60, 1)
+    run.steps(1)
+    run.ask("c", 32, 1)
+    run.steps(2)
+    run.shows("0: a+16\n1: a+16 (b)\n2: a+16. (b c)\n3: b+16 (c)")
+
+
 def test_seats_bound_who_runs() -> None:
     run = Timeline("prefill_first", max_num_seqs=2)
     run.ask("a", 8, 4)

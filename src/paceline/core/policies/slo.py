@@ -69,7 +69,6 @@ class Slo(Policy):
                 message = f"the first token would come {late_s:.2g} s after its deadline: come back later"
                 return Rejected(request.request_id, RejectReason.OVERLOADED, message, retry_after_s=late_s)
         self._line.add(request)
-        self._backlog.arrived(request)
         return None
 
     def leave(self, request: Request, reason: FinishReason) -> None:
@@ -153,7 +152,7 @@ class Slo(Policy):
         if step.cost is None:
             return step
         alone_s = step.takes_s(step.shape) if rows else 0.0
-        newcomer_s = self.step_share * self._backlog.tightest_ttft_s(desk)
+        newcomer_s = self.step_share * desk.tightest_ttft_s
         step.limit_s = newcomer_s if alone_s < newcomer_s else self.stretch * alone_s
         kept = [gap for gap in due_s if gap >= alone_s]
         crowded = False
@@ -286,7 +285,7 @@ class Slo(Policy):
         if taken or (sparing and not left and not self._fits(desk, step, request, spare=True)):
             needed = desk.blocks_needed(request, request.known)
             self._spare_blocks = max(needed, self._spare_blocks) if sparing else needed
-            self._spare_until_s = desk.now + SPARED_FOR * min(self._backlog.tightest_ttft_s(desk), 60.0)
+            self._spare_until_s = desk.now + SPARED_FOR * min(desk.tightest_ttft_s, 60.0)
         if not desk.admit(request, size):
             return False
         self._line.leave(request)

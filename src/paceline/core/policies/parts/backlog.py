@@ -2,35 +2,20 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
 from math import inf
 
 from paceline.core.desk import Desk
-from paceline.core.request import Request, RequestState
+from paceline.core.request import Request
 from paceline.core.shape import StepShape
 
 SMOOTHING = 0.1  # weight of the newest step in the rate
 
 
 class Backlog:
-    """Keeps a rate of prefill, and the tightest first-token time that anybody in line was promised for himself."""
+    """Keeps a rate of prefill."""
 
     def __init__(self) -> None:
         self._tokens_per_s = 0.0  # smoothed over recent steps with a prefill
-        self._tight: list[tuple[float, int, Request]] = []  # promised less than their class: seconds, order, request
-        self._counter = 0
-
-    def arrived(self, request: Request) -> None:
-        """Take note of a promise of its own."""
-        if request.spec.ttft_s is not None:
-            self._counter += 1
-            heappush(self._tight, (request.spec.ttft_s, self._counter, request))
-
-    def tightest_ttft_s(self, desk: Desk) -> float:
-        """What a newcomer may be promised: by its class, or as whoever waits with a promise of its own."""
-        while self._tight and self._tight[0][2].state is not RequestState.WAITING:
-            heappop(self._tight)
-        return min(desk.tightest_ttft_s, self._tight[0][0]) if self._tight else desk.tightest_ttft_s
 
     def saw(self, tokens: int, seconds: float) -> None:
         """A step gave `tokens` prefill tokens and takes `seconds`."""

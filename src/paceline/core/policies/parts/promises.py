@@ -31,8 +31,8 @@ def next_token_s(request: Request, *, timeline: bool = False) -> float:
 def slack_per_token(request: Request, now: float, *, timeline: bool = False) -> tuple[float, float]:
     """How well it bears to be evicted: slack for each token that must be computed again; more is a better victim.
 
-    Each eviction so far doubles what there is to compute, so that nobody is chosen over and over. Who is late already can
-    only lose more: of those, the one with the least to compute.
+    Each eviction so far doubles what there is to compute, so that nobody is chosen over and over. Of those who are late
+    already, it is the one with the least to compute.
     """
     slack_s = next_token_s(request, timeline=timeline) - now
     again = (request.planned + 1) * 2**request.preemptions
