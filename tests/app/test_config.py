@@ -72,6 +72,26 @@ def test_sources_mix_setting_by_setting() -> None:
         ({}, file_of(auth={"api_key": "s3cret"}), {}, "unknown key auth.api_key"),
         ({"tls_cert": "a.pem"}, None, {}, "--tls-cert: tls_cert needs tls_key beside it"),
         ({}, None, {"PACELINE_PORT": "tcp://10.0.0.1:80"}, "enableServiceLinks"),
+        ({}, file_of(kv={"kv_gib": 10**400}), {}, "kv.kv_gib: 1000"),
+        ({"kv_gib": "1e300"}, None, {}, "--kv-gib: 1e300 is too large; no size or time is over 1e+15"),
+        ({"max_num_seqs": str(10**30)}, None, {}, "is too large; no number of things is over 2147483647"),
+        ({"threads": "5000"}, None, {}, "--threads: '5000' is not accepted; expected a whole number from 1 to 1024"),
+        (
+            {},
+            None,
+            {"PACELINE_MODEL": "\udcff\udcfe"},
+            "PACELINE_MODEL: '\\udcff\\udcfe' is not accepted; expected text",
+        ),
+        ({}, None, {"PACELINE_API_KEY": "\udcff"}, "PACELINE_API_KEY: the value is not accepted; expected text"),
+        ({"model": "a\0b"}, None, {}, "--model: 'a\\x00b' is not accepted"),
+        ({}, file_of(scheduler={"policy_options": [1]}), {}, "scheduler.policy_options: [1] is not accepted"),
+        ({}, file_of(scheduler={"policy_options": [[1, 2, 3]]}), {}, "scheduler.policy_options: [[1, 2, 3]] is not"),
+        ({}, None, {"PACELINE_CLASSES": "[" * 100_000}, "PACELINE_CLASSES: '[[["),
+        ({}, file_of(scheduler={"classes": {"interactive": {"ttft_ms": 10**400}}}), {}, "scheduler.classes: {"),
+        ({}, file_of(scheduler={"classes": {"interactive": {"ttft_ms": float("inf")}}}), {}, "ttft_s is inf; it must"),
+        ({}, file_of(scheduler={"classes": {"a\nb": {}}}), {}, "class 'a\\nb': a class is named by up to 64 letters"),
+        ({}, file_of(scheduler={"default_class": "gold"}), {}, "scheduler.default_class: there is no class 'gold'; it"),
+        ({}, file_of(auth={"api_key_file": "~no such user/k"}), {}, "auth.api_key_file: '~no such user/k': Could not"),
     ],
 )
 def test_a_bad_value_is_one_line_with_its_source(
@@ -108,7 +128,17 @@ def test_paths_in_a_file_are_relative_to_it() -> None:
 
 @given(
     st.sampled_from(sorted(TABLE)),
-    st.one_of(st.text(max_size=12), st.integers(), st.floats(), st.none(), st.booleans()),
+    st.one_of(
+        st.text(st.characters(), max_size=12),
+        st.integers(),
+        st.integers(-(10**400), 10**400),
+        st.floats(),
+        st.none(),
+        st.booleans(),
+        st.recursive(
+            st.integers() | st.text(max_size=3), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+        ),
+    ),
 )
 def test_any_value_is_taken_or_refused_by_name(name: str, value: object) -> None:
     flag = "--" + name.replace("_", "-")
@@ -128,5 +158,10 @@ def test_the_file_is_found_read_and_refused(tmp_path: Path) -> None:
     (tmp_path / "broken.toml").write_text("[serve\n")
     with pytest.raises(ConfigError, match=r"broken\.toml is not valid TOML"):
         read_file(str(tmp_path / "broken.toml"), tmp_path)
+    (tmp_path / "deep.toml").write_text("a = " + "[" * 5000 + "]" * 5000)
+    with pytest.raises(ConfigError, match="nested too deeply"):
+        read_file(str(tmp_path / "deep.toml"), tmp_path)
+    with pytest.raises(ConfigError, match="cannot read the configuration file ~no such user"):
+        read_file("~no such user/paceline.toml", tmp_path)
     with pytest.raises(ConfigError, match=r"cannot read the configuration file .*absent\.toml: No such file"):
         read_file(str(tmp_path / "absent.toml"), tmp_path)

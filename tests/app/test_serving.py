@@ -201,6 +201,12 @@ def test_tls_and_a_key_from_the_environment(model_file: str, tmp_path: Path) -> 
         (("--port", "http"), 64, "--port: 'http' is not accepted; expected a whole number from 0 to 65535"),
         (("--config", "absent.toml"), 64, "cannot read the configuration file"),
         (("--api-key-file", "absent.toml"), 64, "cannot read the key file absent.toml: No such file or directory"),
+        (("--model", "a" * 5000), 66, "unknown model 'aaa"),
+        (("--model", "~no such user/x.gguf"), 66, "no such file or folder: ~no such user/x.gguf"),
+        (("--api-key-file", "~no such user/k"), 64, "cannot read the key file ~no such user/k: Could not"),
+        (("--host", "a" * 70), 64, "not a valid host name"),
+        (("--host", "a..b"), 64, "cannot listen on 'a..b': not a valid host name"),
+        (("--max-body-mib", "1e308"), 64, "--max-body-mib: 1e308 is too large"),
         (("--host", "203.0.113.1"), 64, "cannot listen on 203.0.113.1 port 8000"),
     ],
 )

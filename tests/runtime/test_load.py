@@ -222,6 +222,8 @@ def test_settings_that_cannot_be_honoured(folder: Path) -> None:
         load_model(folder, dtype="float8")
     with pytest.raises(ConfigError, match="device 'abacus' is not known"):
         load_model(folder, device="abacus")
+    with pytest.raises(ConfigError, match="device 'meta': Paceline runs on cpu and cuda alone"):
+        load_model(folder, device="meta")
     if not torch.cuda.is_available():
         with pytest.raises(ConfigError, match="sees no CUDA device"):
             load_model(folder, device="cuda")

@@ -19,6 +19,7 @@ from paceline.errors import ConfigError
 
 FILE_NAME = "paceline.toml"
 DEFAULT = "default"
+_LONGEST_SHOWN = 200  # characters of a bad value that an error repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,10 @@ class _Given:
 
 def read_file(path: str | None, cwd: Path) -> ConfigFile | None:
     """The configuration file: the one named, else `paceline.toml` in `cwd` if there is one."""
-    target = cwd / (FILE_NAME if path is None else Path(path).expanduser())
+    try:
+        target = cwd / (FILE_NAME if path is None else Path(path).expanduser())
+    except RuntimeError as error:  # ~ of a user that does not exist
+        raise ConfigError(f"cannot read the configuration file {path}: {error}") from None
     if path is None and not target.is_file():
         return None
     try:
@@ -56,6 +60,8 @@ def read_file(path: str | None, cwd: Path) -> ConfigFile | None:
         raise ConfigError(f"cannot read the configuration file {target}: {error.strerror}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{target} is not valid TOML: {error}") from error
+    except RecursionError:
+        raise ConfigError(f"{target} is nested too deeply") from None
 
 
 def resolve(
@@ -118,15 +124,25 @@ def _parse(entry: Entry, given: _Given) -> Any:
         value = entry.kind.parse(given.value)
     except ConfigError as error:  # inside a table, a kind says itself what is wrong
         raise ConfigError(f"{given.origin}: {error}") from None
-    except ValueError:
-        shown = "the value" if entry.secret else repr(given.value)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        shown = "the value" if entry.secret else _shown(given.value)
         hint = ""
         if given.origin == entry.variable and str(given.value).startswith("tcp://"):
             hint = " (Kubernetes sets this for a Service of that name: set enableServiceLinks: false in the pod)"
         raise ConfigError(f"{given.origin}: {shown} is not accepted; expected {entry.kind.accepts}{hint}") from None
     # A model is a path only where it looks like one. Relative paths in a file are relative to that file.
     is_path = entry.kind.is_path or (entry.name == "model" and str(value).startswith(("./", "../")))
-    return str(given.base / Path(value).expanduser()) if is_path and given.base is not None else value
+    if not is_path or given.base is None:
+        return value
+    try:
+        return str(given.base / Path(value).expanduser())
+    except RuntimeError as error:  # ~ of a user that does not exist
+        raise ConfigError(f"{given.origin}: {_shown(value)}: {error}") from None
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[:_LONGEST_SHOWN] + "..."
 
 
 def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
@@ -135,6 +151,12 @@ def _check_together(settings: Settings, origins: Mapping[str, str]) -> None:
     if (serve.tls_cert is None) != (serve.tls_key is None):
         there, missing = ("tls_cert", "tls_key") if serve.tls_cert else ("tls_key", "tls_cert")
         raise ConfigError(f"{origins[there]}: {there} needs {missing} beside it")
+    names = [one.name for one in settings.scheduler.classes]
+    if settings.scheduler.default_class not in names:
+        raise ConfigError(
+            f"{origins['default_class']}: there is no class {_shown(settings.scheduler.default_class)}; "
+            f"it must be one of {', '.join(names)}"
+        )
     try:
         make_policy(settings.scheduler.policy, settings.scheduler.policy_options)
     except ConfigError as error:

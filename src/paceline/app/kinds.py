@@ -23,8 +23,9 @@ class Kind:
 
 
 def _text(given: object) -> str:
-    if not isinstance(given, str) or not given.strip():
+    if not isinstance(given, str) or not given.strip() or "\0" in given:
         raise ValueError
+    given.encode()  # bytes of the environment that are no UTF-8 come as half characters: ValueError
     return given.strip()
 
 
@@ -52,9 +53,10 @@ def _options(given: object) -> tuple[tuple[str, Any], ...]:
             raise ValueError
         given = {name.strip(): _plain(value.strip()) for name, _, value in pairs}
     items = given.items() if isinstance(given, dict) else given
-    if not isinstance(items, Iterable):
+    if not isinstance(items, Iterable) or isinstance(items, str):
         raise ValueError
-    return tuple((_text(name), value) for name, value in items)
+    pairs_given = [tuple(item) for item in items]
+    return tuple((_text(name), value) for name, value in pairs_given)
 
 
 def _classes(given: object) -> tuple[TrafficClass, ...]:
@@ -126,6 +128,16 @@ path = Kind("a path", _text, is_path=True)
 switch = Kind("true or false", _boolean, is_switch=True)
 
 
+# Beyond these, what is computed from a setting would overflow somewhere, and whoever wrote it meant something else.
+_MOST_WHOLE = 2**31 - 1
+_MOST_NUMBER = 1e15
+
+
+def _short(given: object) -> str:
+    text = str(given)
+    return text if len(text) <= 32 else text[:32] + "..."
+
+
 def whole(minimum: int, maximum: int | None = None) -> Kind:
     """A whole number within bounds, both included."""
 
@@ -133,6 +145,8 @@ def whole(minimum: int, maximum: int | None = None) -> Kind:
         if isinstance(given, bool) or not isinstance(given, (int, str)):
             raise ValueError
         value = int(given)
+        if value > _MOST_WHOLE and maximum is None:
+            raise ConfigError(f"{_short(given)} is too large; no number of things is over {_MOST_WHOLE}")
         if value < minimum or (maximum is not None and value > maximum):
             raise ValueError
         return value
@@ -147,6 +161,8 @@ def number(above: float, maximum: float | None = None) -> Kind:
         if isinstance(given, bool) or not isinstance(given, (int, float, str)):
             raise ValueError
         value = float(given)
+        if _MOST_NUMBER < value < float("inf") and maximum is None:
+            raise ConfigError(f"{_short(given)} is too large; no size or time is over {_MOST_NUMBER:g}")
         if not above < value < float("inf") or (maximum is not None and value > maximum):
             raise ValueError
         return value

@@ -80,10 +80,11 @@ def read_keys(auth: AuthSettings) -> tuple[ApiKey, ...]:
     """Keys of the file, and the one of the environment, which may do everything."""
     keys: tuple[ApiKey, ...] = ()
     if auth.api_key_file is not None:
-        file = Path(auth.api_key_file).expanduser()
+        file = Path(auth.api_key_file)
         try:
+            file = file.expanduser()
             keys = read_key_file(file.read_text("utf-8"), str(file))
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, UnicodeDecodeError, RuntimeError) as error:  # RuntimeError: ~ of a user that does not exist
             raise ConfigError(
                 f"cannot read the key file {file}: {getattr(error, 'strerror', None) or error}"
             ) from error

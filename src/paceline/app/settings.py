@@ -35,7 +35,7 @@ class ModelSettings:
     served_names: tuple[str, ...] = setting((), texts, "what clients call it, the first is shown; its own name if none")
     dtype: str = setting("auto", choice("auto", "float32", "bfloat16", "float16"), "of weights, arithmetic and KV")
     device: str = setting("auto", text, "auto, cpu, cuda, cuda:1, ...; auto takes a GPU when there is one")
-    threads: int | None = setting(None, whole(1), "CPU threads of the model; torch chooses if not given")
+    threads: int | None = setting(None, whole(1, 1024), "CPU threads of the model; torch chooses if not given")
 
 
 @dataclass(frozen=True, slots=True)

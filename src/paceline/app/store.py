@@ -109,14 +109,23 @@ def resolve(model: str, cache: Path, *, progress: Progress | None = None) -> Res
     known = find_known(model)
     if known is not None:
         return ResolvedModel(known.name, cached_path(known, cache) or pull(known, cache, progress=progress))
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _existing(model)
+    if path is not None:
         return ResolvedModel(path.resolve().name.removesuffix(".gguf"), _check_local(path.resolve()))
     if model.startswith(("/", "./", "../", "~")) or model.endswith(".gguf"):
-        raise ModelNotFound(f"no such file or folder: {model}")
+        raise ModelNotFound(f"no such file or folder: {model[:256]}")
     if hub.is_hub_id(model):
         return ResolvedModel(model.partition("@")[0], hub.fetch(model))
-    raise ModelNotFound(f"unknown model {model!r}; {_suggestion(model)}")
+    raise ModelNotFound(f"unknown model {model[:256]!r}; {_suggestion(model[:256])}")
+
+
+def _existing(model: str) -> Path | None:
+    """What lies at that path; None for nothing, and for what can be no path."""
+    try:
+        path = Path(model).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # a name too long, a NUL in it, ~ of an unknown user
+        return None
 
 
 def _suggestion(model: str) -> str:

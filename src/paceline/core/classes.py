@@ -9,7 +9,6 @@ from enum import Enum
 
 from paceline.errors import ConfigError
 
-
 # What a header of an answer and a label of a metric can hold as it stands.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -304,8 +304,12 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"device {name!r} is not known to torch") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: Paceline runs on cpu and cuda alone")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device {name!r}: this torch sees no CUDA device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0")
     return device
 
 
