@@ -69,8 +69,15 @@ def command(name: str) -> Callable[[C], C]:
             try:
                 return work(*args, **kwargs)
             except PacelineError as error:
-                print(f"paceline bench: {error}", file=sys.stderr)
-                raise typer.Exit(COULD_NOT_RUN) from None
+                said = str(error)
+            except BrokenPipeError:
+                raise  # whoever read us has gone: nobody is left to be told
+            except OSError as error:  # a full disk, a folder that went away
+                said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
+            except KeyboardInterrupt:  # outside a run, which ends itself in order
+                said = "stopped"
+            print(f"paceline bench: {said}", file=sys.stderr)
+            raise typer.Exit(COULD_NOT_RUN)
 
         if hasattr(work, "__signature__"):
             guarded.__signature__ = work.__signature__  # type: ignore[attr-defined]

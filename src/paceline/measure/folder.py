@@ -13,6 +13,7 @@ Only the last line of a file can be torn, and a torn line is skipped (and cut of
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,18 +22,25 @@ from typing import IO, Any, TypeVar
 import msgspec
 
 from paceline.errors import ConfigError
+from paceline.measure.claims import await_writers, lock
 from paceline.measure.records import Manifest, Phase, Recount, RequestRecord, ScrapeRecord, WorkerSample
 
 T = TypeVar("T")
 MANIFEST = "manifest.json"
+SCHEDULE = "schedule.jsonl"
+_FIXED = (MANIFEST, f"{MANIFEST}.new", SCHEDULE, "warmup.jsonl", "recount.jsonl", "server.jsonl")
+_BY_WORKER = ("records.w", "health.w")
 
 
 class RowWriter:
     """Appends rows to one JSON-lines file. Each line goes to the kernel when `flush` is called, or on close."""
 
     def __init__(self, path: Path) -> None:
-        cut_torn_line(path)
         self._file: IO[bytes] = path.open("ab", buffering=1 << 16)
+        if not lock(self._file.fileno()):
+            self._file.close()
+            raise ConfigError(f"another process is writing {path}")
+        cut_torn_line(path)
         self._encoder = msgspec.json.Encoder()
 
     def write(self, row: Any) -> None:
@@ -82,11 +90,47 @@ def read_rows(path: Path, row: type[T]) -> Iterator[T]:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file so that a reader or a crash sees the old or the new one, never half of either."""
     temporary = path.with_name(path.name + ".new")
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def refuse_taken(path: Path) -> None:
+    """Raise ConfigError for a folder that holds a run, or where none can be made, before any time is spent."""
+    if (path / MANIFEST).exists():
+        raise ConfigError(f"{path} already holds a run; choose another folder, or resume it")
+    there = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not there.is_dir():
+        raise ConfigError(f"{there} is a file, not a folder for results")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"cannot write into {there}: permission denied")
+
+
+def make_folder(path: Path) -> list[Path]:
+    """Make a folder and those above it; the new ones, deepest first. Raises ConfigError."""
+    made = [place for place in (path, *path.parents) if not place.exists()]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder {path}: {error.strerror}") from None
+    return made
+
+
+def remove_run(path: Path, made: list[Path]) -> None:
+    """Undo a run that never began: its files, and the folders made for it. What others put there is left alone."""
+    for file in (path / MANIFEST, *path.glob("*.jsonl"), path / f"{MANIFEST}.new"):
+        if file.name in _FIXED or file.name.startswith(_BY_WORKER):
+            file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # no longer empty: somebody else uses it
+        for place in made:
+            place.rmdir()
 
 
 class RunFolder:
@@ -105,11 +149,14 @@ class RunFolder:
     def create(cls, path: str | Path, manifest: Manifest) -> RunFolder:
         """Make the folder. One that already holds a run is refused, never overwritten."""
         folder = Path(path)
-        if (folder / MANIFEST).exists():
-            raise ConfigError(f"{folder} already holds a run; choose another folder, or resume it")
-        folder.mkdir(parents=True, exist_ok=True)
+        refuse_taken(folder)
+        make_folder(folder)
         write_atomically(folder / MANIFEST, msgspec.json.encode(manifest))
         return cls(folder)
+
+    def settle(self) -> None:
+        """Wait for workers of a runner that was killed, which may still be writing their last lines."""
+        await_writers([*self._files("records"), *self._files("health")])
 
     def save_manifest(self) -> None:
         """Write `self.manifest` as it is now."""
@@ -135,7 +182,7 @@ class RunFolder:
 
     @property
     def schedule_path(self) -> Path:
-        return self.path / "schedule.jsonl"
+        return self.path / SCHEDULE
 
     def _files(self, stem: str) -> list[Path]:
         return sorted(self.path.glob(f"{stem}.w*.jsonl"), key=lambda p: int(p.name.split(".w")[1].split(".")[0]))

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import datetime
 import secrets
-import shutil
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Iterator
@@ -23,8 +22,9 @@ import msgspec
 
 from paceline.errors import ConfigError
 from paceline.measure.calibrate import self_check
+from paceline.measure.claims import claimed
 from paceline.measure.fleet import Fleet, LoadFailed, Stopped
-from paceline.measure.folder import MANIFEST, RowWriter, RunFolder
+from paceline.measure.folder import SCHEDULE, RowWriter, RunFolder, make_folder, refuse_taken, remove_run
 from paceline.measure.jobs import WorkerJob, connections_for
 from paceline.measure.keys import Keys, check_tenants, read_keys
 from paceline.measure.limits import check_limits
@@ -32,10 +32,12 @@ from paceline.measure.plan import Arrivals, BenchPlan, check
 from paceline.measure.probe import Found, Probe, make_http
 from paceline.measure.progress import Gauge, Progress
 from paceline.measure.provenance import client_facts, command_line
-from paceline.measure.records import ErrorClass, Manifest, RequestRecord, Segment, SelfCheck, TokenFit
+from paceline.measure.records import Manifest, RequestRecord, Segment, SelfCheck, TokenFit
 from paceline.measure.recount import load_tokenizer, recount
+from paceline.measure.resuming import done_indexes, resume_point
 from paceline.measure.schedule import Arrival, build_schedule, digest, encode, read_schedule
 from paceline.measure.scrape import Scraper, metrics_url
+from paceline.measure.threads import in_thread
 from paceline.measure.warmup import all_failed, warm_up
 
 T = TypeVar("T")
@@ -67,9 +69,8 @@ def run(
 
 def resume(path: Path, on_progress: OnProgress | None = None) -> RunFolder:
     """Carry on an interrupted or crashed run in its folder. Raises ConfigError when nothing is left to do."""
-    folder = RunFolder(path)
-    plan = BenchPlan.from_dict(folder.manifest.plan)
-    return asyncio.run(_Run(plan, Path(path), on_progress or _silent, Extras()).again(folder))
+    plan = BenchPlan.from_dict(RunFolder(path).manifest.plan)
+    return asyncio.run(_Run(plan, Path(path), on_progress or _silent, Extras()).again(Path(path)))
 
 
 def rerun(
@@ -111,8 +112,7 @@ class _Run:
     async def new(self) -> RunFolder:
         plan = self._plan
         check(plan)
-        if (self._path / MANIFEST).exists():
-            raise ConfigError(f"{self._path} already holds a run; choose another folder, or resume it")
+        refuse_taken(self._path)
         arrivals = self._extras.arrivals or build_schedule(plan)
         check_tenants(plan.target, (arrival.tenant for arrival in arrivals))
         with self._stoppable():
@@ -122,18 +122,35 @@ class _Run:
                 self._stage("self-check")
                 checked = await self._unless_stopped(self_check(plan))
             warm = await self._warm(found, arrivals)
-            folder = self._create(arrivals, found, limits, checked)
+            manifest = self._manifest(arrivals, found, limits, checked)
+            return await self._carry(manifest, found, arrivals, warm)
+
+    async def _carry(
+        self, manifest: Manifest, found: Found, arrivals: list[Arrival], warm: list[RequestRecord]
+    ) -> RunFolder:
+        """Make the folder and carry the load into it."""
+        made, folder = make_folder(self._path), None
+        with claimed(self._path):
+            refuse_taken(self._path)  # another run may have begun here meanwhile
             try:
+                (self._path / SCHEDULE).write_bytes(encode(arrivals))
+                folder = RunFolder.create(self._path, manifest)
                 self._write_warmup(folder, warm)
                 await self._segment(folder, found, arrivals, first_s=0.0, skip=())
-            except LoadFailed:
-                if not folder.manifest.segments:  # it never began
-                    shutil.rmtree(self._path)
+            except (LoadFailed, OSError):
+                if folder is None or not folder.manifest.segments:  # it never began
+                    remove_run(self._path, made)
                 raise
         return folder
 
-    async def again(self, folder: RunFolder) -> RunFolder:
+    async def again(self, path: Path) -> RunFolder:
+        RunFolder(path)  # a folder without a run is refused by name
+        with claimed(path):
+            return await self._again(RunFolder(path))  # read again: the runner before may have ended just now
+
+    async def _again(self, folder: RunFolder) -> RunFolder:
         manifest = folder.manifest
+        folder.settle()
         arrivals = read_schedule(folder.schedule_path)
         records = folder.records()
         last = max((r.closed_s or 0.0 for r in records), default=0.0)
@@ -162,7 +179,7 @@ class _Run:
             load_tokenizer(Path(plan.client.tokenizer))  # found out now, not after the run
         limits = check_limits(max(connections_for(plan), plan.load.max_concurrency or 0), plan.client.workers)
         self._stage("probing")
-        return await self._unless_stopped(asyncio.to_thread(self._probe)), limits
+        return await self._unless_stopped(in_thread(self._probe)), limits
 
     def _probe(self) -> Found:
         with Probe(self._plan, self._keys.default) as probe:
@@ -175,16 +192,15 @@ class _Run:
             raise LoadFailed(f"every warm-up request failed: {problem}", records[0].error)
         return records
 
-    def _create(
+    def _manifest(
         self, arrivals: list[Arrival], found: Found, limits: dict[str, int | None], checked: SelfCheck | None
-    ) -> RunFolder:
-        """The folder with its schedule and manifest."""
-        plan, schedule = self._plan, encode(arrivals)
+    ) -> Manifest:
+        plan = self._plan
         now = datetime.datetime.now(datetime.UTC)
         # How many a closed loop bounded by time will ask for, nobody can plan.
         open_ended = plan.load.arrivals is Arrivals.CLOSED and plan.load.requests is None and plan.load.duration_s
         talks = sum(arrival.turns > 1 for arrival in arrivals)
-        manifest = Manifest(
+        return Manifest(
             run_id=f"{now:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}",
             created=now.isoformat(timespec="seconds"),
             plan=plan.to_dict(),
@@ -193,7 +209,7 @@ class _Run:
             requests_planned=0 if open_ended else sum(arrival.turns for arrival in arrivals),
             conversations_planned=len(arrivals) if talks and not open_ended else 0,
             duration_planned_s=plan.load.duration_s,
-            schedule_sha256=digest(schedule),
+            schedule_sha256=digest(encode(arrivals)),
             target=found.target,
             client=client_facts(dict(limits)),
             self_check=checked,
@@ -202,9 +218,6 @@ class _Run:
             parent=self._extras.parent,
             labels=self._extras.labels,
         )
-        self._path.mkdir(parents=True, exist_ok=True)
-        (self._path / "schedule.jsonl").write_bytes(schedule)
-        return RunFolder.create(self._path, manifest)
 
     def _write_warmup(self, folder: RunFolder, records: list[RequestRecord]) -> None:
         writer = RowWriter(folder.warmup_path)
@@ -352,28 +365,6 @@ def _remarks(plan: BenchPlan, found: Found, arrivals: list[Arrival]) -> list[str
     if cap is not None and workers > 1:
         remarks.append(f"the concurrency cap of {cap} is split over {workers} workers, each with its own queue")
     return remarks
-
-
-def done_indexes(records: list[RequestRecord]) -> set[int]:
-    """Arrivals that need not run again: answered to their last turn, or failed on their own."""
-    return {
-        r.index
-        for r in records
-        if r.error is not ErrorClass.CANCELLED and (r.error is not None or r.turn == r.turns - 1)
-    }
-
-
-def resume_point(
-    plan: BenchPlan, arrivals: list[Arrival], done: set[int], manifest: Manifest, last_s: float
-) -> float | None:
-    """Where on the axis the rest begins; None: nothing is left."""
-    left = [arrival for arrival in arrivals if arrival.index not in done]
-    if plan.load.arrivals is not Arrivals.CLOSED:
-        return min((arrival.at_s or 0.0 for arrival in left), default=None)
-    used = max([last_s, *(s.ended_s or 0.0 for s in manifest.segments)])
-    if plan.load.duration_s is not None:
-        return used if used < plan.load.duration_s else None
-    return used if left else None
 
 
 def checked_fit(fit: TokenFit, records: list[RequestRecord]) -> TokenFit:

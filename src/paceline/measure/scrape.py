@@ -6,6 +6,7 @@ engine replicas) are summed; ratios are averaged.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -153,6 +154,11 @@ class Scraper:
         self._thread.start()
 
     def _run(self, t0: float, segment: int) -> None:
+        """On its thread. A disk that is full ends the readings, not the run: its workers will say so themselves."""
+        with contextlib.suppress(OSError):
+            self._read(t0, segment)
+
+    def _read(self, t0: float, segment: int) -> None:
         with self._make_client() as client:
             last = False
             while True:
@@ -170,4 +176,5 @@ class Scraper:
         self._over.set()
         if self._thread is not None:
             self._thread.join(timeout=15.0)
-        self._writer.close()
+        with contextlib.suppress(OSError):
+            self._writer.close()

@@ -9,12 +9,13 @@ import msgspec
 
 from paceline.measure.alarm import Alarm, clock
 from paceline.measure.bodies import Message, request_body, resolve
-from paceline.measure.client import Client, ClientSettings, Endpoint, Job
+from paceline.measure.client import Client, ClientSettings, Job
 from paceline.measure.plan import BenchPlan
 from paceline.measure.probe import Found
 from paceline.measure.prompts import PromptMaker
 from paceline.measure.records import Phase, RequestRecord
 from paceline.measure.schedule import Arrival
+from paceline.measure.threads import in_thread
 
 TEXT_TOKENS = 256  # length of a warm-up prompt where the run's prompts are texts
 
@@ -26,7 +27,8 @@ async def warm_up(plan: BenchPlan, found: Found, key: str, arrivals: list[Arriva
     records: list[RequestRecord] = []
     alarm = Alarm(asyncio.get_running_loop())
     settings = ClientSettings(timeout_s=plan.client.timeout_s, keep_text=False)
-    client = Client(await _resolve(plan, key), settings, alarm, t0=clock())
+    endpoint = await in_thread(lambda: resolve(plan.target, key))
+    client = Client(endpoint, settings, alarm, t0=clock())
     left = iter(arrivals[:count])
     over = asyncio.Event()
     running = 0
@@ -58,10 +60,6 @@ async def warm_up(plan: BenchPlan, found: Found, key: str, arrivals: list[Arriva
         await client.close()
         alarm.close()
     return records
-
-
-async def _resolve(plan: BenchPlan, key: str) -> Endpoint:
-    return await asyncio.get_running_loop().run_in_executor(None, resolve, plan.target, key)
 
 
 def _content(plan: BenchPlan, maker: PromptMaker, arrival: Arrival) -> tuple[str | list[Message], int]:
