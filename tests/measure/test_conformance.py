@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,15 @@ def test_our_load_is_right() -> None:
 def test_all_our_loads_are_right() -> None:
     """Real rates: a busy machine may fail this."""
     assert run_load_cases(list(LOADS.values())) == []
+
+
+def test_a_client_of_the_wall_clock_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = choose(["T51"])[0]
+    assert asyncio.run(run_pack([case], tolerance_ms=150.0))[0].passed
+    monkeypatch.setattr("paceline.measure.protocol.clock", lambda: time.time())
+    monkeypatch.setattr("paceline.measure.conformance.pack.clock", lambda: time.time())
+    wrong = asyncio.run(run_pack([case], tolerance_ms=150.0))[0]
+    assert {"e2e_ms", "close_ms"} <= {d.key for d in wrong.differences}
 
 
 def test_expectations_can_fail() -> None:

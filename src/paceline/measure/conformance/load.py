@@ -34,6 +34,7 @@ class LoadAsked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     concurrency: int | None = None
     workers: int = 1
     warmup: int = 0
+    input_tokens: int = 32  # of each prompt, as the server counts: words of the request
 
 
 class LoadCase(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -129,7 +130,7 @@ def plan_of(case: LoadCase, url: str) -> BenchPlan:
         load=Load(
             arrivals=Arrivals(asked.arrivals), rate=asked.rate, concurrency=asked.concurrency, requests=asked.requests
         ),
-        prompts=Prompts(input=Length(value=32), output=Length(value=1)),
+        prompts=Prompts(input=Length(value=asked.input_tokens), output=Length(value=1)),
         client=ClientPlan(workers=asked.workers, self_check=False, warmup_requests=asked.warmup, keep_text=False),
     )
 

@@ -60,6 +60,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     timeout_ms: float = 10_000.0
     retries: int = 0
     retry_cap_ms: float = 60_000.0
+    clock_step_s: float = 0.0  # the client's wall clock is moved by this,
+    clock_step_ms: float = 0.0  # so long after the request was sent
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

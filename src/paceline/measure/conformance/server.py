@@ -120,6 +120,8 @@ def _describe(case: Case) -> dict[str, Any]:
     if case.ask.forced:
         asked["ignore_eos"] = True
     client = {"timeout_ms": case.ask.timeout_ms, "retries": case.ask.retries, "retry_cap_ms": case.ask.retry_cap_ms}
+    if case.ask.clock_step_s:
+        client |= {"clock_step_s": case.ask.clock_step_s, "clock_step_ms": case.ask.clock_step_ms}
     return {
         "id": case.id, "group": case.group, "title": case.title, "why": case.why, "request": asked, "client": client,
         "expect": case.expect,

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from paceline.measure import stats
+from paceline.measure.conformance.runs import KINDS
 from paceline.measure.gates import evaluate, parse_gate
 from paceline.measure.paired import sign_flip_test
 from paceline.measure.records import ErrorClass, RequestRecord, Usage
@@ -162,6 +163,7 @@ def _input_tokens(given: dict[str, Any]) -> dict[str, Any]:
 
 
 _KINDS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    **KINDS,
     "latencies_from_schedule": _from_schedule,
     "percentile": _percentile,
     "summary": _summary,
