@@ -55,6 +55,16 @@ def test_a_run_ends_with_its_verdict(tmp_path: Path, gate: str, status: str) -> 
     assert manifest["command"][-len(FAST) :] == FAST
 
 
+def test_json_alone_on_standard_output(tmp_path: Path) -> None:
+    with MockProcess(MockConfig(ttft_ms=5, itl_ms=1)) as mock:
+        done = bench(mock.url, "--rate", "50", "-n", "10", "--out", "r", "--json", *FAST)
+    found = json.loads(done.stdout)
+    assert found["verdict"]["exit_code"] == done.exit_code
+    assert found["metrics"]["latencies"]["ttft"]["n"] == 10
+    again = bench("compare", "r", "r", "--json", "--no-report")
+    assert json.loads(again.stdout)["exit_code"] == again.exit_code
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

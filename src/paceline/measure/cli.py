@@ -21,6 +21,7 @@ import typer
 from paceline.measure.cli_base import (
     Baseline,
     Folder,
+    Json,
     Quiet,
     Report,
     Url,
@@ -28,6 +29,7 @@ from paceline.measure.cli_base import (
     command,
     console_for,
     out_folder,
+    put_json,
     view_for,
 )
 from paceline.measure.cli_series import capacity_command, compare_command, sweep_command
@@ -36,19 +38,23 @@ from paceline.measure.options import BenchOptions, seconds, takes_options, to_pl
 __all__ = ["app", "main"]
 
 
-def _show_run(folder: Any, baseline: Path | None, report: bool) -> int:
+def _show_run(folder: Any, baseline: Path | None, report: bool, as_json: bool) -> int:
     """Judge, print and report one run; its exit code."""
     from paceline.measure.analysis import analyse
     from paceline.measure.console import print_analysis
     from paceline.measure.folder import RunFolder
 
     analysis = analyse(folder, baseline=None if baseline is None else RunFolder(baseline))
-    console = console_for()
-    print_analysis(console, analysis)
-    if report:
-        from paceline.measure.report.write import write_run
+    console = console_for(err=as_json)
+    if not as_json:
+        print_analysis(console, analysis)
+    if report or as_json:
+        from paceline.measure.report.write import run_json, write_run
 
-        write_run(analysis, folder.path)
+        if report:
+            write_run(analysis, folder.path)
+        if as_json:
+            put_json(run_json(analysis))
     console.print(f"result: {folder.path}", highlight=False, markup=False, soft_wrap=True)
     return analysis.verdict.exit_code
 
@@ -65,17 +71,19 @@ def run_command(url: Url, baseline: Baseline = None, report: Report = True, *, o
         RunFolder(baseline)  # found out now, not after the run
     with view_for(f"bench {plan.target.url}", options.quiet) as view:
         folder = run(plan, out_folder(options, "run"), view)
-    raise typer.Exit(_show_run(folder, baseline, report))
+    raise typer.Exit(_show_run(folder, baseline, report, options.as_json))
 
 
 @command("resume")
-def resume_command(folder: Folder, baseline: Baseline = None, report: Report = True, quiet: Quiet = False) -> None:
+def resume_command(
+    folder: Folder, baseline: Baseline = None, report: Report = True, as_json: Json = False, quiet: Quiet = False
+) -> None:
     """Carry on a run that was interrupted or crashed."""
     from paceline.measure.runner import resume
 
     with view_for(f"resume {folder}", quiet) as view:
         resumed = resume(folder, view)
-    raise typer.Exit(_show_run(resumed, baseline, report))
+    raise typer.Exit(_show_run(resumed, baseline, report, as_json))
 
 
 @command("rerun")
@@ -88,6 +96,7 @@ def rerun_command(
     ] = False,
     baseline: Baseline = None,
     report: Report = True,
+    as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
     """The same load again: same arrivals, lengths and, unless asked otherwise, texts."""
@@ -96,7 +105,7 @@ def rerun_command(
     target = out_folder(BenchOptions(out=out), "rerun")
     with view_for(f"rerun {folder}", quiet) as view:
         again = rerun(folder, target, view, fresh_prompts=fresh_prompts, url=url)
-    raise typer.Exit(_show_run(again, baseline, report))
+    raise typer.Exit(_show_run(again, baseline, report, as_json))
 
 
 command("sweep")(takes_options(sweep_command))

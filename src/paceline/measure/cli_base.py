@@ -90,6 +90,7 @@ def command(name: str) -> Callable[[C], C]:
 Url = Annotated[str, typer.Argument(help="The server, e.g. http://127.0.0.1:8000.", show_default=False)]
 Folder = Annotated[Path, typer.Argument(help="Folder of a result.", show_default=False)]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result.")]
+Json = Annotated[bool, typer.Option("--json", help="The result as JSON on standard output.")]
 Report = Annotated[bool, typer.Option(help="Write report.html into the folder.")]
 Baseline = Annotated[Path | None, typer.Option(help="Run that relative gates are held against.")]
 
@@ -104,6 +105,12 @@ def console_for(*, err: bool = False) -> Any:
 
     stream = sys.stderr if err else sys.stdout
     return Console(stderr=err, width=None if stream.isatty() else PIPE_WIDTH)
+
+
+def put_json(data: bytes) -> None:
+    """Nothing else may stand on standard output then."""
+    sys.stdout.write(data.decode().rstrip() + "\n")
+    sys.stdout.flush()
 
 
 def view_for(title: str, quiet: bool) -> Any:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.measure.cli_base import COULD_NOT_RUN, Report, Url, console_for, out_folder, view_for
+from paceline.measure.cli_base import COULD_NOT_RUN, Report, Url, console_for, out_folder, put_json, view_for
 from paceline.measure.options import BenchOptions, to_plan, usage_error
 
 
@@ -22,6 +22,7 @@ def sweep_command(
 ) -> None:
     """The same load at several rates or concurrencies."""
     from paceline.measure.console import print_sweep
+    from paceline.measure.report.write import sweep_json, write_sweep
     from paceline.measure.sweep import Point, run_sweep
 
     if (rates is None) == (concurrencies is None):
@@ -37,11 +38,12 @@ def sweep_command(
             view.note(f"{axis} {point.value:g}: {outcome}  {point.analysis.verdict.headline}")
 
         points = run_sweep(plan, axis, values, out, view, show)
-    console = console_for()
-    print_sweep(console, axis, points)
+    console = console_for(err=options.as_json)
+    if options.as_json:
+        put_json(sweep_json(axis, points))
+    else:
+        print_sweep(console, axis, points)
     if report:
-        from paceline.measure.report.write import write_sweep
-
         write_sweep(out, out)
     console.print(f"result: {out}", highlight=False, markup=False, soft_wrap=True)
     # A sweep goes into overload on purpose: it is only as broken as its points are invalid.
@@ -73,6 +75,7 @@ def capacity_command(
     """The highest rate inside the promise; 0 when one was found, 1 when none holds."""
     from paceline.measure.capacity import Answer, SearchSettings, run_capacity
     from paceline.measure.console import print_capacity
+    from paceline.measure.report.write import capacity_json, write_capacity
 
     if not options.gate:
         if not options.slo:
@@ -87,11 +90,12 @@ def capacity_command(
             view.note(f"{rate:g}/s, run {attempt}: {answer.value}  {why}")
 
         found = run_capacity(plan, out, settings, view, show)
-    console = console_for()
-    print_capacity(console, found)
+    console = console_for(err=options.as_json)
+    if options.as_json:
+        put_json(capacity_json(found))
+    else:
+        print_capacity(console, found)
     if report:
-        from paceline.measure.report.write import write_capacity
-
         write_capacity(out, out)
     console.print(f"result: {out}", highlight=False, markup=False, soft_wrap=True)
     if found.best is not None:
@@ -117,6 +121,7 @@ def compare_command(
 ) -> None:
     """Is B faster than A? Exit code 0: not slower, 1: slower, 2: undecided."""
     from paceline.measure.console import print_comparison
+    from paceline.measure.report.write import comparison_json, write_comparison
 
     saved = [Path(side).is_dir() for side in (a, b)]
     if any(saved) and not all(saved):
@@ -126,11 +131,12 @@ def compare_command(
     else:
         out = out_folder(options, "compare")
         comparison = _compare_live(a, b, b_extra, options, out, pairs, aa_pairs, cache, smallest_effect)
-    console = console_for()
-    print_comparison(console, comparison)
+    console = console_for(err=options.as_json)
+    if options.as_json:
+        put_json(comparison_json(comparison))
+    else:
+        print_comparison(console, comparison)
     if report and out is not None:
-        from paceline.measure.report.write import write_comparison
-
         write_comparison(comparison, out)
         console.print(f"result: {out}", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(comparison.exit_code)

@@ -106,6 +106,7 @@ class BenchOptions:
     price_per_hour: Annotated[float | None, _plain(_JUDGE, "Cost of the server, for cost per token.")] = None
     out: Annotated[Path | None, _plain(_JUDGE, "Folder of the result. Without it: results/, by time.")] = None
     name: Annotated[str, _plain(_JUDGE, "A name for the report.")] = ""
+    as_json: Annotated[bool, _option("--json", panel=_JUDGE, help="The result as JSON on standard output.")] = False
     quiet: Annotated[bool, _option("--quiet", "-q", panel=_JUDGE, help="Only the result.")] = False
 
 

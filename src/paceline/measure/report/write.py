@@ -63,7 +63,7 @@ def write_run(analysis: Analysis, target: Path, *, undecided_fails: bool = False
     verdict = analysis.verdict
     files = {
         "report.html": runpage.render(analysis).encode(),
-        "summary.json": to_json(summary(analysis)),
+        "summary.json": run_json(analysis),
         "requests.csv": to_csv(analysis.run.requests).encode(),
         "junit.xml": to_junit(analysis, undecided_fails=undecided_fails).encode(),
     }
@@ -75,16 +75,29 @@ def write_sweep(folder: Path, target: Path) -> Written:
     if not points:
         raise ConfigError(f"{folder} is a sweep without a single point")
     rows = [sweeppage.Row(point.value, point.analysis, point.folder.path.name) for point in points]
-    data = {
-        "schema": 1,
-        "axis": axis,
-        "points": [{"value": row.value, "folder": row.name, **_brief(row.analysis)} for row in rows],
-    }
-    files = {"report.html": sweeppage.render(axis, rows).encode(), "summary.json": to_json(data)}
+    files = {"report.html": sweeppage.render(axis, rows).encode(), "summary.json": sweep_json(axis, points)}
     outcomes = [row.analysis.verdict.outcome for row in rows]
     # A sweep goes into overload on purpose: it is only as broken as its points are invalid.
     code = 3 if all(outcome is Outcome.INVALID for outcome in outcomes) else 0
     return Written(_write(target, files), code, f"{len(rows)} points over {axis}")
+
+
+def sweep_json(axis: str, points: Sequence[sweep.Point]) -> bytes:
+    """What summary.json of a sweep holds."""
+    rows = [{"value": p.value, "folder": p.folder.path.name, **_brief(p.analysis)} for p in points]
+    return to_json({"schema": 1, "axis": axis, "points": rows})
+
+
+def comparison_json(comparison: Comparison) -> bytes:
+    return to_json({"schema": 1, **plain(comparison), "exit_code": comparison.exit_code})
+
+
+def capacity_json(found: capacity.Capacity) -> bytes:
+    return to_json({"schema": 1, **plain(found)})
+
+
+def run_json(analysis: Analysis) -> bytes:
+    return to_json(summary(analysis))
 
 
 def _brief(analysis: Analysis) -> dict[str, Any]:
@@ -94,8 +107,7 @@ def _brief(analysis: Analysis) -> dict[str, Any]:
 
 def write_comparison(comparison: Comparison, target: Path) -> Written:
     """Report of repeated pairs, or of two saved runs."""
-    data = {"schema": 1, **plain(comparison), "exit_code": comparison.exit_code}
-    files = {"report.html": comparepage.render(comparison).encode(), "summary.json": to_json(data)}
+    files = {"report.html": comparepage.render(comparison).encode(), "summary.json": comparison_json(comparison)}
     return Written(_write(target, files), comparison.exit_code, f"{comparison.verdict}: {comparison.why}")
 
 
@@ -115,7 +127,7 @@ def write_capacity(folder: Path, target: Path) -> Written:
     headline = "none" if found.best is None else f"{found.best:g} requests per second"
     files = {
         "report.html": sweeppage.render("rate", rows, capacity=(headline, found.why)).encode(),
-        "summary.json": to_json({"schema": 1, **plain(found)}),
+        "summary.json": capacity_json(found),
     }
     return Written(_write(target, files), 0 if found.best is not None else 1, f"capacity {headline}: {found.why}")
 
