@@ -113,6 +113,12 @@ def test_a_missing_model_is_named() -> None:
         probe(api(), model="nosuch")
 
 
+@pytest.mark.parametrize("listed", [b"[1]", b'{"data": 5}', b'{"data": "x"}', b'{"data": {"a": 1}}', b"5", b"<html>"])
+def test_a_list_of_models_that_is_none(listed: bytes) -> None:
+    with pytest.raises(ConfigError, match="not OpenAI-compatible"):
+        probe(lambda request: Play([(0.0, whole(200, listed))]))
+
+
 def test_nobody_there() -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -87,6 +87,13 @@ def test_a_total_that_comes_with_the_finish_is_no_token() -> None:
     assert kinds(read(delta(content="a"), last, "[DONE]")) == "cFD"
 
 
+@pytest.mark.parametrize("count", [-1, True, "7", 2.5, 10**20, None])
+def test_counts_that_are_none_are_not_told(count: Any) -> None:
+    transcript = read(delta(content="a"), {"choices": [], "usage": {"completion_tokens": count}}, "[DONE]")
+    assert transcript.usage is None
+    assert len(transcript.columns()["kinds"]) == 3
+
+
 def test_usage_in_the_last_content_chunk_is_taken() -> None:
     payload = {"choices": [{"index": 0, "text": "b", "finish_reason": "length"}], "usage": {"completion_tokens": 2}}
     transcript = read({"choices": [{"index": 0, "text": "a"}]}, payload)

@@ -188,6 +188,16 @@ def test_prompt_lengths_off() -> None:
     assert verdict(near).outcome is Outcome.PASS
 
 
+def test_without_gates_a_run_whose_requests_fail_does_not_pass() -> None:
+    few = [*noisy(300), *(failed(at_s=5.0 * i) for i in range(3))]
+    many = [*noisy(300), *(failed(at_s=5.0 * i) for i in range(4))]
+    assert verdict(few).outcome is Outcome.PASS
+    found = verdict(many)
+    assert found.outcome is Outcome.FAIL
+    assert "4 of 304 requests failed" in found.headline
+    assert verdict(many, gates=["success >= 50%"]).outcome is Outcome.PASS  # who says how many, decides
+
+
 def test_littles_law() -> None:
     records = records_of([900.0] * 300, tokens=6)  # every 100 ms, one second each: ten in flight
     right = [WorkerSample(segment=0, worker=0, t_s=i * 0.25, in_flight=10) for i in range(4, 110)]

@@ -81,10 +81,12 @@ class Probe:
         models: list[dict[str, Any]] = []
         if response.status_code == 200:
             try:
-                listed = response.json().get("data")
+                listed = response.json().get("data") or []
             except (ValueError, AttributeError):
-                raise ConfigError(f"{self._base} is not OpenAI-compatible: /models answers no JSON list") from None
-            models = [m for m in listed or [] if isinstance(m, dict) and isinstance(m.get("id"), str)]
+                listed = None
+            if not isinstance(listed, list):
+                raise ConfigError(f"{self._base} is not OpenAI-compatible: /models answers no JSON list")
+            models = [m for m in listed if isinstance(m, dict) and isinstance(m.get("id"), str)]
         wanted = self._target.model
         names = [m["id"] for m in models]
         if wanted is None:

@@ -19,6 +19,8 @@ _HIGH_SURROGATES = ("\ud800", "\udbff")
 _VISIBLE = {"content": Kind.CONTENT, "refusal": Kind.REFUSAL, "text": Kind.TEXT}
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
+MOST_TOKENS = 10_000_000  # of one request: beyond any context that is
+
 
 class Transcript:
     """Collects one response body. Feed bytes with their read's ordinal, then `finish`."""
@@ -359,7 +361,9 @@ def usage_in(payload: dict[str, Any]) -> Usage | None:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A count of tokens; what cannot be one is not told at all (gaps per token are kept, so it must stay sane)."""
+    known = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
+    return value if known else None
 
 
 def _merge(old: Usage, new: Usage) -> Usage:

@@ -2,7 +2,7 @@
 
     INVALID     the client, not the server, was measured: late, short of descriptors or ports, off its rate, too slow
     DEGRADED    the server was measured, but not what was meant: drifting, too few, cache warm, lengths off, cut short
-    FAIL        a gate failed, or nothing succeeded
+    FAIL        a gate failed, or nothing succeeded, or without any gate over 1 % failed
     UNDECIDED   a gate could not be decided
     PASS        every gate passed; without gates: nothing stands against the numbers
 
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from paceline.measure.gates import GateResult, Status
@@ -30,6 +30,8 @@ LAG_P99_S = 0.010  # of the event loop
 MISMATCH_SHARE = 0.01  # of requests whose prompt was not as long as wanted
 WARM_SHARE = 0.05  # of prompt tokens from a cache that nothing in the load explains
 LITTLE_TOLERANCE = 0.05
+FAILED_SHARE = 0.01  # of requests: where no gate says how many may fail, no more than these
+MANY_FAILURES = "many_failures"
 _CANNOT_RUN = frozenset(
     {
         ErrorClass.CONNECT,
@@ -104,6 +106,8 @@ class Verdict:
 def judge(reasons: Iterable[Reason], gates: Sequence[GateResult]) -> Verdict:
     """The verdict from all findings and all gate results."""
     reasons = list(reasons)
+    if not gates:  # nothing was asked for, but nobody asks for this
+        reasons = [replace(r, level=Level.FAIL) if r.code == MANY_FAILURES else r for r in reasons]
     short = [result.gate.text for result in gates if result.too_few]
     if short:
         text = f"too few requests to judge {', '.join(short)}"
@@ -362,4 +366,5 @@ def _notes(run: RunMetrics) -> Iterable[Reason]:
         yield Reason(Level.NOTE, "estimated", text)
     if run.failed and run.succeeded:
         counts = ", ".join(f"{error} {count}" for error, count in run.errors.items())
-        yield Reason(Level.NOTE, "failures", f"{run.failed} of {len(run.requests)} requests failed ({counts})")
+        code = MANY_FAILURES if run.failed > FAILED_SHARE * len(run.requests) else "failures"
+        yield Reason(Level.NOTE, code, f"{run.failed} of {len(run.requests)} requests failed ({counts})")
