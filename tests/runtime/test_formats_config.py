@@ -118,6 +118,13 @@ LLAMA = {"model_type": "llama", **REQUIRED}
         ({"rms_norm_eps": "small"}, "rms_norm_eps is 'small', expected a number"),
         ({"num_key_value_heads": 3}, "64 is not a multiple of num_key_value_heads 3"),
         ({"rope_scaling": {"type": "linear"}}, "rope type 'linear' needs a factor"),
+        ({"rope_scaling": {"type": "linear", "factor": 0}}, "rope factor is 0, expected a number above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": 10**400}}, "factor is 1000"),
+        ({"rope_parameters": 5}, "rope parameters are 5, expected an object"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, more than any model has"),
+        ({"hidden_size": float("inf")}, "hidden_size is inf, expected an integer"),
+        ({"hidden_size": float("nan")}, "hidden_size is nan, expected an integer"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is nan, expected a number"),
     ],
 )
 def test_names_the_field_at_fault(changes: dict[str, Any], message: str) -> None:
@@ -159,6 +166,9 @@ def test_config_json_must_be_there_and_be_json(tmp_path: Path) -> None:
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CorruptModel, match="not readable as JSON"):
+        read_config(tmp_path)
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(CorruptModel, match="nested too deeply"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(CorruptModel, match="expected a JSON object"):

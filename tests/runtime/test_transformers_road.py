@@ -322,6 +322,14 @@ def test_refuses_an_unknown_architecture_by_name(tmp_path: Path) -> None:
         load_model(tmp_path)
 
 
+def test_a_config_that_transformers_refuses_is_one_line(tmp_path: Path) -> None:
+    tiny("Granite", tmp_path)
+    change_config(tmp_path, hidden_act=5)
+    with pytest.raises(UnsupportedModel, match="transformers does not take") as caught:
+        load_model(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_missing_tensor_is_a_corrupt_model(tmp_path: Path) -> None:
     tiny("Granite", tmp_path)
     path = tmp_path / "model.safetensors"

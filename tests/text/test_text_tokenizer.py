@@ -106,6 +106,15 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text("[1]")
     with pytest.raises(CorruptModel, match=r"tokenizer_config\.json"):
         Tokenizer.from_dir(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[" * 100_000)
+    with pytest.raises(CorruptModel, match=r"tokenizer_config\.json cannot be read: nested too deeply"):
+        Tokenizer.from_dir(tmp_path)
+    for entry in ([5], [{"name": "default"}], [{"name": "other", "template": "x"}], 5):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": entry}))
+        assert Tokenizer.from_dir(tmp_path).chat_template is None
+    (tmp_path / "chat_template.jinja").write_bytes(b"\xff\xfe")
+    with pytest.raises(CorruptModel, match=r"chat_template\.jinja"):
+        Tokenizer.from_dir(tmp_path)
 
 
 def test_logprob_shapes(default_tokenizer: Tokenizer) -> None:

@@ -116,6 +116,8 @@ def _read_json(file: Path) -> dict[str, Any]:
         content = json.loads(file.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise CorruptModel(f"{file} cannot be read: {error}") from error
+    except RecursionError:
+        raise CorruptModel(f"{file} cannot be read: nested too deeply") from None
     if not isinstance(content, dict):
         raise CorruptModel(f"{file} should hold one JSON object")
     return content
@@ -135,10 +137,14 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
     """The checkpoint's default chat template: its own file first, then the config's entry."""
     file = folder / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (ValueError, OSError) as error:
+            raise CorruptModel(f"{file} cannot be read: {error}") from error
     entry = config.get("chat_template")
     if entry is None:
         entry = _read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(entry, list):  # several named ones
-        entry = {item["name"]: item["template"] for item in entry}.get("default")
+        named = [item for item in entry if isinstance(item, dict) and item.get("name") == "default"]
+        entry = named[-1].get("template") if named else None
     return entry if isinstance(entry, str) else None

@@ -6,11 +6,15 @@ config.json leaves out have the defaults that transformers gives to that family 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.errors import CorruptModel, UnsupportedModel
+
+_MOST_NUMBER = 1e30
+MOST_LAYERS = 4096  # so that a damaged count cannot ask for all memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +167,8 @@ class Fields:
             if default is None:
                 raise CorruptModel(f"{self.where}: {key} is missing")
             return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < minimum:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        if not is_number or value != int(value) or value < minimum:
             raise self._wrong(key, value, f"an integer of at least {minimum}")
         return int(value)
 
@@ -187,6 +192,8 @@ class Fields:
             return None
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise self._wrong(key, value, "a number")
+        if not -_MOST_NUMBER < value < _MOST_NUMBER:
+            raise self._wrong(key, value, "a number of a size that makes sense")
         return float(value)
 
     def flag(self, key: str, default: bool) -> bool:
@@ -226,6 +233,8 @@ def config_from_hf(raw: Mapping[str, Any], where: str = "config.json") -> ModelC
     if family is None or not is_native_config(raw):
         raise UnsupportedModel(f"{where}: {raw.get('architectures') or model_type!r} has no native implementation")
     layers = fields.integer("num_hidden_layers")
+    if layers > MOST_LAYERS:  # before anything is laid out for each of them
+        raise CorruptModel(f"{where}: num_hidden_layers is {layers}, more than any model has")
     heads = fields.integer("num_attention_heads")
     hidden = fields.integer("hidden_size")
     max_positions = fields.integer("max_position_embeddings", family.max_position_embeddings)
@@ -300,7 +309,10 @@ def rope_from_hf(
     raw: Mapping[str, Any], max_positions: int, *, default_theta: float = 10_000.0, where: str = "config.json"
 ) -> RopeConfig:
     """Rotary parameters from `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before it)."""
-    given = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
+    table = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    if not isinstance(table, Mapping):
+        raise CorruptModel(f"{where}: rope parameters are {table!r}, expected an object")
+    given = dict(table)
     if any(isinstance(value, Mapping) for value in given.values()):
         raise UnsupportedModel(f"{where}: rope parameters that differ by layer type have no native implementation")
     given.setdefault("rope_theta", raw.get("rope_theta") or default_theta)
@@ -311,6 +323,8 @@ def rope_from_hf(
     factor = fields.optional_number("factor")
     if factor is None and rope_type in ("linear", "dynamic", "llama3"):
         raise CorruptModel(f"{where}: rope type {rope_type!r} needs a factor")
+    if factor is not None and not factor > 0:
+        raise CorruptModel(f"{where}: rope factor is {factor:g}, expected a number above 0")
     return RopeConfig(
         rope_theta=fields.number("rope_theta", default_theta),
         rope_type=rope_type,

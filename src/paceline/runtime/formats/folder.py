@@ -34,6 +34,8 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise CorruptModel(f"{path}: not readable as JSON ({error})") from error
+    except RecursionError:
+        raise CorruptModel(f"{path}: not readable as JSON (nested too deeply)") from None
     if not isinstance(value, dict):
         raise CorruptModel(f"{path}: expected a JSON object")
     return value

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import CorruptModel, UnsupportedModel
-from paceline.runtime.formats.config import ModelConfig, RopeConfig
+from paceline.runtime.formats.config import MOST_LAYERS, ModelConfig, RopeConfig
 from paceline.runtime.formats.gguf_file import GGUFFile
 from paceline.runtime.formats.weights import CheckpointWeights, expected_shapes, expert_names
 
@@ -145,6 +145,8 @@ def config_from_gguf(file: GGUFFile) -> ModelConfig:
         architecture, model_type = "MixtralForCausalLM", "mixtral"
     hidden, heads = meta.count("embedding_length"), meta.count("attention.head_count")
     layers, context = meta.count("block_count"), meta.count("context_length")
+    if layers > MOST_LAYERS:
+        raise CorruptModel(f"{file.path}: block_count is {layers}, more than any model has")
     head_dim = meta.count("attention.key_length", meta.count("rope.dimension_count", hidden // heads))
     window = meta.count("attention.sliding_window", 0) if arch == "llama" else 0
     width = meta.count("feed_forward_length", 0) or meta.count("expert_feed_forward_length")
