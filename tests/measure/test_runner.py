@@ -145,8 +145,8 @@ def start(stated: BenchPlan, path: Path) -> subprocess.Popen[str]:
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_and_a_killed_run_are_readable_and_resume(tmp_path: Path, how: signal.Signals) -> None:
     path = tmp_path / "r"
-    with MockProcess(MockConfig(ttft_ms=300, itl_ms=20)) as mock:
-        stated = plan(mock.url, Load(arrivals=Arrivals.CONSTANT, rate=30, requests=40), workers=2)
+    with MockProcess(MockConfig(ttft_ms=100, itl_ms=20)) as mock:
+        stated = plan(mock.url, Load(arrivals=Arrivals.CONSTANT, rate=30, requests=30), workers=2)
         process = start(stated, path)
         process.send_signal(how)
         out, _ = process.communicate(timeout=30)
@@ -157,18 +157,18 @@ def test_an_interrupted_and_a_killed_run_are_readable_and_resume(tmp_path: Path,
         cut.settle()  # workers end by themselves when the runner is gone; their last lines may be on the way
         before = cut.records()
         assert not cut.manifest.complete
-        assert 0 < len(before) < 40
+        assert 0 < len(before) < 30
         finished = {r.id for r in before if r.error is not ErrorClass.CANCELLED}
         with (path / "records.w0.jsonl").open("ab") as file:
             file.write(b'{"id":"r5","ind')  # as a crash in the middle of a write leaves it
         folder = resume(path)
     records = folder.records()
-    assert {r.id for r in records} == {f"r{i}" for i in range(40)}
+    assert {r.id for r in records} == {f"r{i}" for i in range(30)}
     assert all(r.ok for r in records)
     assert folder.manifest.complete
     assert len(folder.manifest.segments) == 2
     assert {r.id for r in records if r.segment == 0} == finished
-    schedule = [i / 30 for i in range(40)]
+    schedule = [i / 30 for i in range(30)]
     assert [r.scheduled_s for r in records] == pytest.approx(schedule, abs=1e-6)
     late = [(r.dispatched_s or 0) - r.scheduled_s for r in records]
     assert max(late) < 1.0  # the second segment stands on the same axis

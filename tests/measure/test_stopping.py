@@ -75,9 +75,9 @@ def test_ctrl_c_while_the_server_says_nothing(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("stage", ["self-check", "warming up"])
+@pytest.mark.parametrize("stage", [pytest.param("self-check", marks=pytest.mark.slow), "warming up"])
 def test_ctrl_c_before_the_load(tmp_path: Path, stage: str) -> None:
-    with MockProcess(MockConfig(ttft_ms=5 if stage == "self-check" else 500, itl_ms=1)) as mock:
+    with MockProcess(MockConfig(ttft_ms=5 if stage == "self-check" else 300, itl_ms=1)) as mock:
         more = [] if stage == "self-check" else ["--no-self-check"]
         code, said = interrupted(start(tmp_path, mock.url, "-n", "5", "--out", "r", *FAST, *more), stage)
     assert (code, said) == (3, "paceline bench: stopped before the load began; nothing was measured\n")
@@ -87,7 +87,7 @@ def test_ctrl_c_before_the_load(tmp_path: Path, stage: str) -> None:
 def test_two_runs_into_one_folder(tmp_path: Path) -> None:
     """The second is refused, whenever it comes, and the first one's files are as it wrote them."""
     with MockProcess(MockConfig(ttft_ms=5, itl_ms=1)) as mock:
-        args = [mock.url, "-n", "30", "--no-self-check", "--out", "r", *FAST]
+        args = [mock.url, "-n", "12", "--no-self-check", "--out", "r", *FAST]
         both = [start(tmp_path, *args, "--seed", seed) for seed in ("1", "2")]
         said = [process.communicate(timeout=60) for process in both]
     codes = sorted(process.returncode for process in both)
@@ -97,7 +97,7 @@ def test_two_runs_into_one_folder(tmp_path: Path) -> None:
     assert "already holds a run" in refused[0] or "another run" in refused[0]
     folder = RunFolder(tmp_path / "r")
     assert folder.manifest.complete
-    assert len(folder.records()) == 30
+    assert len(folder.records()) == 12
     assert digest(folder.schedule_path.read_bytes()) == folder.manifest.schedule_sha256
 
 
@@ -106,6 +106,7 @@ def test_a_running_run_cannot_be_resumed(tmp_path: Path) -> None:
         process = start(tmp_path, mock.url, "-n", "60", "--no-self-check", "--out", "r", *FAST)
         until_said(process, "running")
         done = bench("resume", str(tmp_path / "r"), "-q")
+        process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert done.exit_code == 3
     assert "another run" in done.stderr

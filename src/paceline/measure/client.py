@@ -34,9 +34,8 @@ class Endpoint:
     port: int
     addresses: tuple[str, ...]
     tls: ssl.SSLContext | None = None
-    head: bytes = field(
-        default=b"", repr=False
-    )  # request line and headers up to and without the value of Content-Length, which comes last
+    # Request line and headers up to and without the value of Content-Length, which comes last.
+    head: bytes = field(default=b"", repr=False)
     heads: Mapping[str, bytes] = field(default_factory=dict, repr=False)  # tenant -> its own, with its own key
     secrets: tuple[str, ...] = field(default=(), repr=False)  # removed from every message
 
