@@ -7,7 +7,7 @@ client measured from the send is held against the server's /metrics over the sam
 whole answer against sum / count, within 5 ms, every percentile of TTFT against the server's bucket. Both clocks tick
 in one machine, so what remains is the network's and the event loops' share.
 
-The rate is half of what one request at a time would fill, found first, so that the server is asked and not flooded.
+The rate is 0.6 of what one request at a time would fill, found first, so that the server is asked and not flooded.
 The verdicts are printed too: a run may be thin or drift, and the two clocks must agree even so. On a machine that has
 other work every wake-up waits for a processor, which only adds to the difference: a run that disagrees is made again,
 twice at most, and how often is printed. Exit code 1 when a load model never agreed. `--keep` leaves the runs and their
@@ -38,6 +38,7 @@ from paceline.measure.runner import run
 
 CHECKED = ("ttft_s", "e2e_s")  # means that are held against the server's; gaps are printed beside them
 ATTEMPTS = 3
+LOAD = 0.6  # of what one request at a time would fill
 MOST_PER_S = 5.0
 SEED_OF_ONE = 99
 
@@ -141,6 +142,8 @@ def agreeing(report: Report, name: str, plan: BenchPlan, out: Path, *, keep: boo
     for attempt in range(1, ATTEMPTS + 1):
         prompts = msgspec.structs.replace(plan.prompts, salt=str(attempt))  # a cold cache each time
         folder = run(msgspec.structs.replace(plan, prompts=prompts), out / f"{name}-{attempt}")
+        if not folder.manifest.complete:
+            sys.exit(f"{name}: stopped")
         analysis = analyse(folder)
         if keep:
             write_run(analysis, folder.path)
@@ -157,9 +160,9 @@ def main() -> int:
 
     args = arguments(__doc__, add)
     report = Report("bench_our_server", args)
-    requests = 6 if args.quick else 100
+    requests = 5 if args.quick else 100
     with server(args.model) as url, folder_for(args.keep) as out:
-        rate = min(MOST_PER_S, 0.5 / seconds_for_one(url, out / "alone"))
+        rate = min(MOST_PER_S, LOAD / seconds_for_one(url, out / "alone"))
         report.note("rate", f"{rate:.2f} requests per second")
         trace = out / "trace.jsonl"
         write_trace(trace, requests=requests, rate=rate)
