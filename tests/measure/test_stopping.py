@@ -179,6 +179,18 @@ def test_no_room_for_the_first_files(tmp_path: Path, limit: int) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_a_reader_that_leaves_is_no_verdict() -> None:
+    """`bench ... | head -1`: exit code 1 would say that a gate failed."""
+    command = [sys.executable, "-u", "-m", "paceline.measure.cli", "conformance", "--list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as listing:
+        assert listing.stdout is not None
+        listing.stdout.close()
+        assert listing.stderr is not None
+        said = listing.stderr.read()
+        assert listing.wait(30) == 3, said
+    assert said == "paceline bench: nobody reads the output any more\n"
+
+
 def test_a_write_that_fails_leaves_the_old_file_and_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "manifest.json"
     write_atomically(path, b"old")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import functools
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -70,8 +71,9 @@ def command(name: str) -> Callable[[C], C]:
                 return work(*args, **kwargs)
             except PacelineError as error:
                 said = str(error)
-            except BrokenPipeError:
-                raise  # whoever read us has gone: nobody is left to be told
+            except BrokenPipeError:  # `| head` has seen enough; what the interpreter still flushes goes nowhere
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                said = "nobody reads the output any more"
             except OSError as error:  # a full disk, a folder that went away
                 said = f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}"
             except KeyboardInterrupt:  # outside a run, which ends itself in order
