@@ -72,6 +72,16 @@ def test_a_conversion_is_kept_until_its_source_changes(tmp_path: Path) -> None:
     assert (out / "chat_template.jinja").read_text() == "another one"
 
 
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    (tmp_path / "file").touch()  # also to root, a file is no folder
+    with pytest.raises(ConfigError, match=r"cannot be stored in .*file/cache: Not a directory; give XDG_CACHE_HOME"):
+        export_tokenizer(tmp_path / "m.gguf", tmp_path / "file" / "cache" / "out")
+    export_tokenizer(tmp_path / "m.gguf", tmp_path / "out")
+    (tmp_path / "out").chmod(0o555)
+    export_tokenizer(tmp_path / "m.gguf", tmp_path / "out")  # what is there needs no writing
+
+
 def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf")
     precious = tmp_path / "home" / "thesis.txt"

@@ -92,8 +92,14 @@ def _convert(source: Path, target: Path, digest: str, folder: Path, *, limit: in
     # Imported here: it takes seconds, and a conversion that is there needs none of it.
     from transformers import AutoTokenizer
 
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as error:
+        raise ConfigError(
+            f"the converted tokenizer of {source} cannot be stored in {target.parent}: {error.strerror}; give "
+            "XDG_CACHE_HOME a folder that can be written, or one that has it already"
+        ) from error
     try:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False, **where)
