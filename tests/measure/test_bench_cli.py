@@ -85,6 +85,10 @@ def test_json_alone_on_standard_output(tmp_path: Path) -> None:
         (["http://127.0.0.1:9", "--rate", "1", "--duration", "0s"], "duration must be above 0"),
         (["http://127.0.0.1:9", "--trace", "none.csv"], "cannot read the trace"),
         (["http://127.0.0.1:9", "--trace", "empty.jsonl"], "is empty"),
+        (["http://127.0.0.1:9", "--trace", "broken.jsonl"], "broken.jsonl:2: not a trace row"),
+        (["http://127.0.0.1:9", "--trace", "broken.csv"], "cannot tell the format"),
+        (["http://127.0.0.1:9", "--rate", "1e9", "--duration", "1s"], "impossible rate"),
+        (["http://127.0.0.1:9", "--rate", "1", "-n", "1", "--tenant-key", "a=env:HOME"], "no request of the load is"),
         (["ftp://x", "--rate", "1", "-n", "1"], "not an http"),
         (["http://127.0.0.1:9", "--rate", "1", "-n", "1", "--api-key-env", "NOT_SET_ANYWHERE"], "holds no key"),
         (["report", "."], "holds no run"),
@@ -95,11 +99,31 @@ def test_json_alone_on_standard_output(tmp_path: Path) -> None:
 )
 def test_what_cannot_run_is_one_line_exit_3_and_leaves_nothing(tmp_path: Path, args: list[str], message: str) -> None:
     (tmp_path / "empty.jsonl").write_text("")
+    (tmp_path / "broken.jsonl").write_text('{"at_s": 0, "input_tokens": 5}\n{"at_s": 1, "input_tok')
+    (tmp_path / "broken.csv").write_text("a,b\n1,2\n")
     done = bench(*args, *([] if args[0] in ("report", "resume", "rerun") else ["-q"]))
     assert done.exit_code == 3, done.stderr
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["empty.jsonl"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.csv", "broken.jsonl", "empty.jsonl"]
+
+
+def test_a_key_or_a_certificate_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WRONG", "sk-wrong-0123456789")
+    monkeypatch.setenv("RIGHT", "sk-right-0123456789")
+    load = ["--rate", "1", "-n", "1", "-q"]
+    with MockProcess(MockConfig(ttft_ms=1, itl_ms=1, api_key="sk-right-0123456789")) as mock:
+        for args, message in (
+            ([mock.url], "a key is needed"),
+            ([mock.url, "--api-key-env", "WRONG"], "the key was refused"),
+            ([mock.url, "--api-key-env", "RIGHT", "--model", "nosuch"], "'nosuch' does not exist"),
+            ([mock.url.replace("http:", "https:")], "TLS to https"),
+        ):
+            done = bench(*args, *load)
+            assert (done.exit_code, done.stderr.count("\n")) == (3, 1), done.stderr
+            assert message in done.stderr
+            assert "sk-" not in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
@@ -113,6 +137,7 @@ def test_what_cannot_run_is_one_line_exit_3_and_leaves_nothing(tmp_path: Path, a
         ["http://h", "--rate", "1", "--gate", "fast please"],
         ["http://h", "--rate", "1", "--slo", "ttft<=500"],
         ["http://h", "--rate", "1", "--extra", "[1]"],
+        ["http://h", "--rate", "1", "--tenant-key", "a=sk-the-key-itself"],
         ["sweep", "http://h"],
         ["sweep", "http://h", "--rates", "a,b"],
         ["capacity", "http://h"],
@@ -122,6 +147,7 @@ def test_what_cannot_run_is_one_line_exit_3_and_leaves_nothing(tmp_path: Path, a
 def test_command_lines_that_cannot_be_read_end_with_64(tmp_path: Path, args: list[str]) -> None:
     done = bench(*args)
     assert done.exit_code == 64, done.stdout + done.stderr
+    assert "sk-" not in done.stdout + done.stderr
     assert not list(tmp_path.iterdir())
 
 
