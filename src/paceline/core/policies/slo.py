@@ -33,6 +33,7 @@ from paceline.core.shape import StepShape
 from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 
 SPARED_FOR = 8.0  # room that had to be taken from somebody is spared for its like for so many of the tightest ttft
+FEW_GAPS = 10.0  # a share of the gaps may be late, which of a short answer's is none: aim at so much less
 CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
 MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
 CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
@@ -147,7 +148,7 @@ class Slo(Policy):
             if gap not in due_s or due < due_s[gap]:
                 due_s[gap] = due
         for kind in {request.kind.name: request.kind for request in promised}.values():
-            step.percentile = max(step.percentile, kind.percentile)
+            step.percentile = max(step.percentile, 1.0 - (1.0 - kind.percentile) / FEW_GAPS)
         step.hold(rows, context)
         if step.cost is None:
             return step
