@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, ValidationError
 
 from paceline.serve import logs
+from paceline.serve.keys import ApiKey, hash_key
 from paceline.serve.schemas import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from paceline.serve.settings import ServeSettings
 from paceline.text.chat import ChatTemplate
@@ -161,17 +163,39 @@ def test_a_body_over_the_limit_is_answered_even_to_a_client_that_only_sends(
         assert asked.startswith(b"HTTP/1.1 413")
 
 
-def test_a_line_of_the_log_is_one_line(live: Live) -> None:
+@contextmanager
+def logged(level: str) -> Iterator[io.StringIO]:
     stream = io.StringIO()
-    logs.configure("text", "info", stream)
+    logs.configure("text", level, stream)
     try:
-        live.get("/no%0a2030-01-01T00:00:00Z error forged%1b[31m%e2%80%a8")
-        live.until(lambda: "forged" in stream.getvalue())
+        yield stream
     finally:
         root = logging.getLogger()
         for handler in [each for each in root.handlers if getattr(each, "paceline", False)]:
             root.removeHandler(handler)
         logging.getLogger("paceline").setLevel(logging.NOTSET)
+
+
+def test_prompts_are_logged_to_who_asks_for_them_by_name(default_tokenizer: Tokenizer) -> None:
+    for asked in (False, True):
+        with live_server(default_tokenizer, ServeSettings(log_prompts=asked)) as live, logged("debug") as stream:
+            live.says(" ok")
+            assert live.complete("a very secret prompt").status_code == 200
+        assert ("a very secret prompt" in stream.getvalue()) is asked
+
+
+def test_listening_beyond_this_machine_without_a_key_warns(default_tokenizer: Tokenizer) -> None:
+    key = ApiKey("a", hash_key("s"))
+    for host, keys, warns in (("127.0.0.1", (), False), ("0.0.0.0", (key,), False), ("0.0.0.0", (), True)):  # noqa: S104
+        with logged("warning") as stream, live_server(default_tokenizer, ServeSettings(host=host, keys=keys)):
+            pass
+        assert ("without any API key" in stream.getvalue()) is warns
+
+
+def test_a_line_of_the_log_is_one_line(live: Live) -> None:
+    with logged("info") as stream:
+        live.get("/no%0a2030-01-01T00:00:00Z error forged%1b[31m%e2%80%a8")
+        live.until(lambda: "forged" in stream.getvalue())
     [line] = [line for line in stream.getvalue().splitlines() if "forged" in line]
     assert r"GET /no\n2030-01-01T00:00:00Z error forged\x1b[31m\u2028 404" in line
 

@@ -120,7 +120,7 @@ class LogSettings:
 
     log_level: str = setting("info", choice("debug", "info", "warning", "error"), "least severity that is written")
     log_format: str = setting("text", choice("text", "json"), "for people, or one JSON object a line")
-    log_prompts: bool = setting(False, switch, "at level debug, write prompts and answers too")
+    log_prompts: bool = setting(False, switch, "at level debug, write prompts too")
 
 
 @dataclass(frozen=True, slots=True)
