@@ -186,7 +186,7 @@ def test_prompts_are_logged_to_who_asks_for_them_by_name(default_tokenizer: Toke
 
 def test_listening_beyond_this_machine_without_a_key_warns(default_tokenizer: Tokenizer) -> None:
     key = ApiKey("a", hash_key("s"))
-    for host, keys, warns in (("127.0.0.1", (), False), ("0.0.0.0", (key,), False), ("0.0.0.0", (), True)):  # noqa: S104
+    for host, keys, warns in (("127.0.0.1", (), False), ("0.0.0.0", (key,), False), ("0.0.0.0", (), True)):
         with logged("warning") as stream, live_server(default_tokenizer, ServeSettings(host=host, keys=keys)):
             pass
         assert ("without any API key" in stream.getvalue()) is warns
