@@ -28,11 +28,11 @@ from paceline.core.policies.parts.envelope import Envelope
 from paceline.core.policies.parts.knobs import knob
 from paceline.core.policies.parts.line import Line
 from paceline.core.policies.parts.promises import gap_s, next_token_s, slack_per_token
+from paceline.core.policies.parts.room import Room
 from paceline.core.request import Request
 from paceline.core.shape import StepShape
 from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 
-SPARED_FOR = 8.0  # room that had to be taken from somebody is spared for its like for so many of the tightest ttft
 FEW_GAPS = 10.0  # a share of the gaps may be late, which of a short answer's is none: aim at so much less
 CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
 MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
@@ -48,19 +48,20 @@ class Slo(Policy):
     patience: int = knob(32, least=1)
     untested_budget: int = knob(128, least=1)  # prefill tokens of a step while the cost model is not ready
     step_share: float = knob(0.5, least=0.01, most=1.0)  # of the tightest ttft: who comes during a step has to wait
-    late_share: float = knob(0.1, least=0.0, most=1.0)  # of the prefill tokens, kept for those who are late
+    late_share: float = knob(0.1, least=0.01, most=1.0)  # of the prefill tokens, kept for those who are late
     stretch: float = knob(2.0, least=1.0)  # when the promise cannot be kept: a step is at most this many decode steps
     partial: int = knob(4, least=1)  # prompts that may be under way at once; each holds memory and gives nothing yet
     displace: int = knob(2, least=0)  # times a request may lose its place to one of a class of higher priority
+    _room: Room = field(init=False)
     _line: Line = field(init=False, default_factory=Line)
     _backlog: Backlog = field(init=False, default_factory=Backlog)
     _credit: float = field(init=False, default=0.0)  # prefill tokens those aside are owed
     _starving: int = field(init=False, default=0)  # steps in a row in which prompts wanted time and got none
-    _spare_until_s: float = field(
-        init=False, default=0.0
-    )  # until then, those aside leave free what was taken from some
-    _spare_blocks: int = field(init=False, default=0)
     _silent: int = field(init=False, default=0)  # the same for those who generate and were promised nothing
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._room = Room(self.displace, self._evict, self._slack)
 
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
         """Refuse whose first token cannot come in time, if their class says so; else stand them in line."""
@@ -102,7 +103,7 @@ class Slo(Policy):
         hungry = bool(late) or self._line.any_aside()
         if self._credit >= self.floor:
             self._credit -= self._serve_aside(desk, step, late, int(self._credit))
-        punctual = self._serve_in_time(desk, step, urgent, desk.budget - len(others))
+        punctual = self._serve_in_time(desk, step, urgent, max(self.floor, desk.budget - len(others)))
         if punctual and step.cost is not None:
             # Those who only fill the step up must not hold first tokens back to the last moment.
             step.limit_s = min(step.limit_s, self.step_share * step.first_s)
@@ -177,6 +178,8 @@ class Slo(Policy):
             if head is None and not urgent:
                 break
             request = head or urgent.pop(0)
+            if head is None and not request.holds_kv:
+                continue  # it gave way a moment ago
             size = self._give(desk, step, request, most - given, whole=whole and head is not None)
             given += size
             if not size and head is not None:
@@ -211,9 +214,10 @@ class Slo(Policy):
         barred: set[str] = set()  # classes whose head found the crowd too large; others may find a place
         while given < most and not step.full:
             for name in self._line.by_share():
-                running = late.get(name)
+                running = [request for request in late.pop(name, []) if request.holds_kv]  # who did not just give way
                 if running:
                     request = running.pop()
+                    late[name] = running
                     break
                 newcomer = None if name in barred or begun.get(name, 0) >= self.partial else self._line.aside(name)
                 if newcomer is not None and step.has_room(newcomer):
@@ -277,48 +281,14 @@ class Slo(Policy):
         if not step.has_room(request):
             desk.bound_by = Bound.DEADLINE
             return False
-        sparing = desk.now < self._spare_until_s
-        fits = self._fits(desk, step, request, spare=sparing and left)
-        taken = not fits and not left and self._displace(desk, step, request)
-        if not fits and not taken:
+        if not self._room.find(desk, step.under_way, request, left=left):
             desk.bound_by = Bound.MEMORY
             return False
-        if taken or (sparing and not left and not self._fits(desk, step, request, spare=True)):
-            needed = desk.blocks_needed(request, request.known)
-            self._spare_blocks = max(needed, self._spare_blocks) if sparing else needed
-            self._spare_until_s = desk.now + SPARED_FOR * min(desk.tightest_ttft_s, 60.0)
         if not desk.admit(request, size):
             return False
         self._line.leave(request)
         step.join(request)
         return True
-
-    def _fits(self, desk: Desk, step: Envelope, request: Request, *, spare: bool = False) -> bool:
-        """Whether there is a seat, and memory for all he knows, beside what those who run will soon need.
-
-        With `spare`, beside what is spared for others, too.
-        """
-        if not desk.running:
-            return True
-        # Everyone may soon need one more block: admitting into the last of them would only evict somebody.
-        free = desk.available_blocks - len(desk.running) - (self._spare_blocks if spare else 0)
-        free -= sum(desk.blocks_needed(other, other.known) for other in step.under_way if other.holds_kv)
-        return desk.room > spare and desk.blocks_needed(request, request.known) <= free
-
-    def _displace(self, desk: Desk, step: Envelope, request: Request) -> bool:
-        """Make room by evicting of lower priority, if that is enough; nobody has to go too often."""
-        lower = [
-            other
-            for other in desk.running
-            if other.kind.priority > request.kind.priority and other.preemptions < self.displace
-        ]
-        lower.sort(key=lambda other: self._slack(desk, other))
-        freed = sum(desk.kv.pool.is_sole(block) for other in lower for block in other.blocks)
-        if not lower or desk.blocks_needed(request, request.known) > desk.available_blocks + freed:
-            return False
-        while lower and not self._fits(desk, step, request):
-            self._evict(desk, lower.pop())
-        return self._fits(desk, step, request)
 
     def _decode_others(self, desk: Desk, step: Envelope, others: list[Request]) -> None:
         """A token for those who were promised none at any time, as far as they fit; who has waited longest first."""
@@ -340,7 +310,10 @@ class Slo(Policy):
 
     def _unlock(self, desk: Desk, step: Envelope) -> None:
         """Prompts under way that hold each other's memory: the oldest takes it from the others."""
-        first, *others = sorted(step.under_way, key=lambda request: request.arrived_s)
+        holding = [request for request in step.under_way if request.holds_kv]
+        if not holding:
+            return
+        first, *others = sorted(holding, key=lambda request: request.arrived_s)
         while not self._give(desk, step, first, desk.budget) and others:
             self._evict(desk, others.pop())
 
