@@ -332,3 +332,10 @@ def test_seats_bound_who_runs() -> None:
         4: a+1.
         """
     )
+
+
+def test_a_chunk_below_the_size_of_a_block_still_moves() -> None:
+    run = Timeline("prefill_first", chunk=3, block_size=4)
+    run.ask("a", 8, 2)
+    run.finish()
+    run.shows("0-1: a+3\n2: a+2\n3: a+1.")

@@ -100,7 +100,9 @@ class PrefillFirst(Policy):
         uncached = desk.uncached(request)
         if uncached <= left or (not self.chunk and not desk.rows):
             return uncached
-        return left // size * size if self.chunk else 0
+        if not self.chunk:
+            return 0
+        return left // size * size or (0 if desk.rows else left)  # cut to whole blocks, unless that leaves nothing
 
     def _still_to_come(self, request: Request) -> int:
         return min(request.limit - request.known, CLIPPED_OUTPUT)
