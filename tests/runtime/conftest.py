@@ -12,7 +12,23 @@ from transformers import AutoModelForCausalLM
 
 from paceline.app.store import default_cache_dir, find_known
 from paceline.runtime.load import LoadedModel, load_model
+from tests.runtime.equality import Ties
 from tests.runtime.reference import Reference
+
+TIES = pytest.StashKey[Ties]()
+
+
+@pytest.fixture(scope="session")
+def ties(pytestconfig: pytest.Config) -> Ties:
+    """Where equality tests count their near ties."""
+    return pytestconfig.stash.setdefault(TIES, Ties())
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """How often a near tie was decided the other way: each would be an error if ties were not allowed for."""
+    counted = config.stash.get(TIES, None)
+    if counted is not None:
+        terminalreporter.write_line(f"equality: {counted.tokens} tokens, {counted.near_ties} near ties the other way")
 
 
 @pytest.fixture(scope="session", autouse=True)

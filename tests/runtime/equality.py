@@ -103,6 +103,19 @@ class Report:
     wrong: list[str] = field(default_factory=list)
 
 
+@dataclass
+class Ties:
+    """Near ties over all cells of a session, told at its end."""
+
+    tokens: int = 0
+    near_ties: int = 0
+
+    def note(self, workload: Workload, report: Report) -> None:
+        """Count a cell."""
+        self.tokens += sum(workload.counts)
+        self.near_ties += report.near_ties
+
+
 def check(loaded: LoadedModel, reference: Reference, workload: Workload, cell: Cell, seed: int = 7) -> Report:
     """Run the workload in the way of the cell and compare every token."""
     driver = _Driver(loaded, workload, cell, seed)
@@ -207,7 +220,8 @@ class _Driver:
                 self.cancelled += 1
         if len(self.decoys) < 3 and self.random.random() < (0.1 if self.cell.alone else 0.3):
             prompt = self.random.choice(self.workload.prompts)
-            spec = self._spec(prompt[: self.random.randrange(len(prompt)) + 1][:200], 20)
+            room = min(200, self.backend.pool.num_blocks * self.workload.block_size - 20)
+            spec = self._spec(prompt[: self.random.randrange(len(prompt)) + 1][:room], 20)
             self.decoys[spec.request_id] = self.random.choice((0, 0, 1, 2, 5, 12))
             self._submit(spec)
 

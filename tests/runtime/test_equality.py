@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import combinations, product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import transformers
+from torch import Tensor
 
 from paceline.runtime.load import LoadedModel, load_model
-from tests.runtime.equality import BUDGETS, MATRIX, PAIRWISE, Cell, Report, Workload, check, make_workload
+from tests.runtime import reference as reference_module
+from tests.runtime.equality import BUDGETS, MATRIX, PAIRWISE, Cell, Report, Ties, check, make_workload
 from tests.runtime.reference import Reference
 from tests.runtime.test_models import CASES, COMMON, randomise
 
@@ -23,27 +25,6 @@ LENGTHS = (
 # Short prompts go on for longer: requests that outgrow their blocks are what preemption comes from.
 COUNTS = tuple(12 + 5 * i % 29 if length <= 150 else 4 + 7 * i % 17 for i, length in enumerate(LENGTHS))
 WORKLOAD = make_workload(LENGTHS, COUNTS, 49_000, block_size=16, max_model_len=8192)
-
-
-class Ties:
-    """Near ties over all tests of a session, told at its end."""
-
-    def __init__(self) -> None:
-        self.tokens = 0
-        self.near_ties = 0
-
-    def note(self, workload: Workload, report: Report) -> None:
-        self.tokens += sum(workload.counts)
-        self.near_ties += report.near_ties
-
-
-@pytest.fixture(scope="module")
-def ties(request: pytest.FixtureRequest) -> Iterator[Ties]:
-    ties = Ties()
-    yield ties
-    reporter: Any = request.config.pluginmanager.getplugin("terminalreporter")
-    if reporter is not None:
-        reporter.write_line(f"\nequality: {ties.tokens} tokens, {ties.near_ties} near ties decided the other way")
 
 
 def expect(report: Report, cell: Cell) -> None:
@@ -102,17 +83,19 @@ TINY_CELLS = [
 ]
 
 
-@pytest.fixture(scope="module", params=CASES)
-def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Reference]:
-    family, settings = CASES[request.param]
-    folder: Path = tmp_path_factory.mktemp(f"equality-{request.param}")
+def make_tiny(case: str, folder: Path) -> tuple[LoadedModel, Reference]:
+    family, settings = CASES[case]
     torch.manual_seed(11)
-    theirs = getattr(transformers, f"{family}ForCausalLM")(
-        getattr(transformers, f"{family}Config")(**{**COMMON, **settings})
-    ).eval()
+    config = getattr(transformers, f"{family}Config")(**{**COMMON, **settings})
+    theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     randomise(theirs)
     theirs.save_pretrained(folder)
     return load_model(folder, device="cpu", dtype="float32"), Reference(theirs)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Reference]:
+    return make_tiny(request.param, tmp_path_factory.mktemp("equality"))
 
 
 @pytest.mark.parametrize("cell", TINY_CELLS, ids=str)
@@ -120,3 +103,38 @@ def test_tiny_models(tiny: tuple[LoadedModel, Reference], ties: Ties, cell: Cell
     report = check(*tiny, TINY, cell)
     ties.note(TINY, report)
     expect(report, cell)
+
+
+# --- the rule for near ties -----------------------------------------------------------------------------------------
+
+
+class Contrary:
+    """A model that swaps its two best logits at every fifth position."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __call__(self, tokens: Tensor, *, logits_to_keep: int, use_cache: bool) -> SimpleNamespace:
+        logits = self.model(tokens, use_cache=use_cache).logits
+        best = logits.topk(2, dim=-1)
+        where = (torch.arange(tokens.shape[1]) % 5 == 4)[:, None].expand_as(best.values[0])
+        logits[0].scatter_(1, best.indices[0], torch.where(where, best.values[0].flip(-1), best.values[0]))
+        return SimpleNamespace(logits=logits[:, -logits_to_keep:])
+
+
+def test_after_a_near_tie_the_comparison_goes_on_from_their_choice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If every pair of logits counts as a tie, swapped ones are counted and all else must be equal."""
+    loaded, honest = make_tiny("llama", tmp_path)
+    strict = check(loaded, Reference(Contrary(honest.model)), TINY, TINY_CELLS[0])
+    assert len(strict.wrong) == len(TINY.prompts)
+    monkeypatch.setattr(reference_module, "TIE", float("inf"))
+    lenient = check(loaded, Reference(Contrary(honest.model)), TINY, TINY_CELLS[0])
+    assert not lenient.wrong
+    swapped = sum(
+        position % 5 == 4
+        for prompt, count in zip(TINY.prompts, TINY.counts, strict=True)
+        for position in range(len(prompt) - 1, len(prompt) - 1 + count)
+    )
+    assert lenient.near_ties == swapped
