@@ -90,18 +90,35 @@ async def _discard(chunks: AsyncGenerator[bytes]) -> None:
                     return
 
 
-async def _read_body(request: Request, limit: int) -> bytes:
+async def limited_body(
+    request: Request, limit: int, too_large: Callable[[int | None], TooLarge]
+) -> AsyncGenerator[bytes]:
+    """The body as it arrives, `limit` bytes of it at most; what is over is never kept.
+
+    Raises what `too_large` makes of the size that the client announced, or of None where it only came to light.
+    """
     chunks = request.stream()
     said = request.headers.get("content-length", "")
     if said.isdecimal() and int(said) > limit:
         if "expect" not in request.headers:  # else it has not begun: it waits for our word
             await _discard(chunks)
-        raise TooLarge(f"the body has {said} bytes and this server takes {limit}", code="body_too_large")
-    raw = bytearray()
+        raise too_large(int(said))
+    read = 0
     async for chunk in chunks:
-        if len(raw) + len(chunk) > limit:
+        read += len(chunk)
+        if read > limit:
             await _discard(chunks)
-            raise TooLarge(f"the body is over {limit} bytes, the most this server takes", code="body_too_large")
+            raise too_large(None)
+        yield chunk
+
+
+async def _read_body(request: Request, limit: int) -> bytes:
+    def too_large(said: int | None) -> TooLarge:
+        size = "is over" if said is None else f"has {said} bytes, over"
+        return TooLarge(f"the body {size} {limit} bytes, the most this server takes", code="body_too_large")
+
+    raw = bytearray()
+    async for chunk in limited_body(request, limit, too_large):
         raw += chunk
     return bytes(raw)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
@@ -13,7 +13,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import Request
 
 from paceline.errors import BadRequest, TooLarge
-from paceline.serve.exchange import SlowBody, UnsupportedMediaType
+from paceline.serve.exchange import SlowBody, UnsupportedMediaType, limited_body
 
 _FORM_BYTES = 64 << 10  # what boundaries and other fields may add to the file
 _MAX_FIELDS = 16
@@ -42,7 +42,7 @@ async def receive_upload(request: Request, *, max_bytes: int, timeout_s: float) 
         raise UnsupportedMediaType(f"content-type should be multipart/form-data, not {kind[:64]!r}")
     parser = MultiPartParser(
         request.headers,
-        _limited(request, max_bytes),
+        limited_body(request, max_bytes + _FORM_BYTES, lambda _: _too_large(max_bytes)),
         max_files=1,
         max_fields=_MAX_FIELDS,
         max_part_size=_MAX_FIELD_BYTES,
@@ -64,18 +64,6 @@ async def receive_upload(request: Request, *, max_bytes: int, timeout_s: float) 
         yield Upload(_plain_name(file.filename or ""), file.file, size, fields)
     finally:
         await form.close()
-
-
-async def _limited(request: Request, max_bytes: int) -> AsyncGenerator[bytes]:
-    said = request.headers.get("content-length", "")
-    if said.isdecimal() and int(said) > max_bytes + _FORM_BYTES:
-        raise _too_large(max_bytes)
-    read = 0
-    async for chunk in request.stream():
-        read += len(chunk)
-        if read > max_bytes + _FORM_BYTES:
-            raise _too_large(max_bytes)
-        yield chunk
 
 
 def _too_large(max_bytes: int) -> TooLarge:
