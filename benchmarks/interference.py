@@ -67,7 +67,7 @@ SLO = Variant("slo", "slo")
 VARIANTS = (
     SLO,
     Variant("vllm", "decode_first", vendor_default=True),
-    *(Variant(f"vllm, budget {budget}", "decode_first", budget=budget) for budget in (32, 64, 128, 256)),
+    *(Variant(f"vllm, budget {budget}", "decode_first", budget=budget) for budget in (32, 40, 48, 64, 128, 256)),
     Variant("sglang", "prefill_first", vendor_default=True),
     Variant("sglang, lpm", "prefill_first", {"order": "lpm"}, vendor_default=True),
     Variant("sglang, mixed, chunk 64", "prefill_first", {"mixed": True, "chunk": 64}),
