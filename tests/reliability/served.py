@@ -65,6 +65,13 @@ class Served:
             count += int(local.split(":")[1], 16) == self.port and int(queues.split(":")[0], 16) > 0
         return count
 
+    def wait_unsent(self, count: int, *, within_s: float = 30.0) -> None:
+        """Wait until that many connections hold bytes: the server may still be writing what the engine has made."""
+        deadline = time.monotonic() + within_s
+        while (now := self.unsent()) != count:
+            assert time.monotonic() < deadline, f"{now} of {count} readers are as slow as they should be"
+            time.sleep(0.1)
+
     def wait_ready(self, *, within_s: float) -> None:
         """Wait until it takes requests."""
         deadline = time.monotonic() + within_s
