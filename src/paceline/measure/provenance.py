@@ -6,7 +6,6 @@ import importlib.metadata
 import os
 import platform
 import re
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -88,7 +87,3 @@ def scrub(text: str, *keys: str) -> str:
         if key:
             text = text.replace(key, "***")
     return _SECRET_WORDS.sub("***", text)
-
-
-def shell(command: list[str]) -> str:
-    return shlex.join(command)

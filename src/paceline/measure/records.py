@@ -174,9 +174,6 @@ class RequestRecord(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     def choice_of(self, i: int) -> int:
         return self.row_choices[i] if self.row_choices else 0
 
-    def event_of(self, i: int) -> int:
-        return self.row_events[i] if self.row_events else i
-
     def token_rows(self, choice: int | None = None) -> list[int]:
         """Rows that carry generated tokens, in order of arrival; of one choice or of all."""
         return [

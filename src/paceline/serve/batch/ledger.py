@@ -82,10 +82,6 @@ class Ledger:
         """Requests of the batch."""
         return len(self._done)
 
-    def is_done(self, position: int) -> bool:
-        """Whether this request is answered."""
-        return bool(self._done[position])
-
     def undone(self) -> Iterator[int]:
         """Positions without an answer at the time they are asked for, in order."""
         return (position for position in range(self.total) if not self._done[position])
