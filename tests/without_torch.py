@@ -16,7 +16,7 @@ from types import ModuleType
 
 import paceline
 
-ROOMS = ("core", "engine", "text", "cost", "serve", "measure")
+ROOMS = ("core", "engine", "text", "cost", "serve", "measure", "route")
 ABSENT = ("torch", "transformers")
 
 
