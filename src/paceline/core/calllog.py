@@ -11,7 +11,7 @@ what it answered. A log holds prompts and outputs as token ids: treat it like th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -64,6 +64,10 @@ class RecordedScheduler(Scheduler):
     def cancel(self, request_id: str, now: float, reason: FinishReason = FinishReason.ABORT) -> Finish | None:
         self._write(call="cancel", now=now, request_id=request_id, reason=reason.value)
         return super().cancel(request_id, now, reason)
+
+    def adopt(self, tokens: Sequence[int], salt: str = "") -> int:
+        self._write(call="adopt", tokens=list(tokens), salt=salt)
+        return super().adopt(tokens, salt)
 
     def start_over(self) -> None:
         self._write(call="start_over")
@@ -164,6 +168,8 @@ def replay(path: str | Path, cost: CostModel | None = None) -> int:
                 scheduler.commit(in_flight.pop(call["step"]), result_from_row(call), call["now"])
             case "cancel":
                 scheduler.cancel(call["request_id"], call["now"], FinishReason(call["reason"]))
+            case "adopt":
+                scheduler.adopt(call["tokens"], call["salt"])
             case "start_over":
                 scheduler.start_over()
             case other:

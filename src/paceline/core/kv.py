@@ -5,7 +5,7 @@ Nothing here touches memory. A block is a number; the backend owns what the numb
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from paceline.core.blocks import BlockPool
 from paceline.core.prefix import chain_root, extend_chain
@@ -90,6 +90,36 @@ class KVCache:
         request.blocks.clear()
         request.capacity = 0
 
+    def held(self, tokens: Sequence[int], salt: str = "") -> int:
+        """How many leading tokens the prefix index finds, in whole blocks."""
+        found = 0
+        for name in self._names(tokens, salt):
+            if self.pool.find(name) is None:
+                break
+            found += 1
+        return found * self.block_size
+
+    def adopt(self, tokens: Sequence[int], salt: str = "") -> int:
+        """Take in the full blocks of `tokens`, whose KV came from elsewhere: another engine, or a slower tier.
+
+        They are cached afterwards, not held, and the most recently used. Returns how many leading tokens are: fewer
+        than asked where too few blocks are available.
+        """
+        blocks: list[int] = []
+        for name in self._names(tokens, salt):
+            block = self.pool.find(name)
+            if block is not None:
+                self.pool.share(block)  # for the moment, so that the next `take` does not evict it
+            else:
+                taken = self.pool.take(1)
+                if taken is None:
+                    break
+                block = taken[0]
+                self.pool.name(block, name)
+            blocks.append(block)
+        self.pool.put_back(blocks)
+        return len(blocks) * self.block_size
+
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Assert that blocks are conserved over these (all live) requests."""
         self.pool.check_integrity(request.blocks for request in requests)
@@ -99,3 +129,10 @@ class KVCache:
             salt = request.spec.cache_salt
             root = chain_root(self._namespace, salt) if salt else self._root
             extend_chain(request.hashes, root, request.tokens, self.block_size, num_blocks)
+
+    def _names(self, tokens: Sequence[int], salt: str) -> list[bytes]:
+        chain: list[bytes] = []
+        if self._prefix_caching:
+            root = chain_root(self._namespace, salt) if salt else self._root
+            extend_chain(chain, root, tokens, self.block_size, len(tokens) // self.block_size)
+        return chain

@@ -11,6 +11,7 @@ k + 1 can be decided while step k computes. Plans must be executed and committed
 from __future__ import annotations
 
 from collections import OrderedDict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -179,6 +180,17 @@ class Scheduler:
         if request.state is RequestState.RUNNING:
             self._running.remove(request)
         return self._end(request, reason, now)
+
+    def held(self, tokens: Sequence[int], salt: str = "") -> int:
+        """How many leading tokens the prefix cache holds now, in whole blocks."""
+        return self._kv.held(tokens, salt)
+
+    def adopt(self, tokens: Sequence[int], salt: str = "") -> int:
+        """The KV of these tokens has come from elsewhere (another engine, a slower tier) into the prefix cache.
+
+        Returns how many leading tokens it holds now. Whoever calls it sees to it that the backend's memory agrees.
+        """
+        return self._kv.adopt(tokens, salt)
 
     def stats(self) -> SchedulerStats:
         """Counters and gauges as they are now."""
