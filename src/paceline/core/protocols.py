@@ -25,11 +25,15 @@ class Clock(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How long a step will take, in seconds: expected, and the range that nine in ten steps of its kind fall into."""
+    """How long a step will take, in seconds: expected, and the range that nine in ten steps of its kind fall into.
+
+    Not `known`: the model has seen, or was made for, nothing of this size, and the numbers are an extrapolation.
+    """
 
     seconds: float
     low: float
     high: float
+    known: bool = True
 
 
 class CostModel(Protocol):
