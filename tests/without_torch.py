@@ -16,7 +16,7 @@ from types import ModuleType
 
 import paceline
 
-ROOMS = ("core", "engine", "text", "cost", "serve", "measure", "route")
+ROOMS = ("core", "engine", "text", "cost", "serve", "measure", "route", "simulate")
 ABSENT = ("torch", "transformers")
 
 

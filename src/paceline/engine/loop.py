@@ -2,7 +2,8 @@
 
 `EngineLoop` drives a scheduler over a backend on a clock. A batch job in process, the engine process behind a server
 and a simulation all turn this loop; only the backend and the clock differ. `step` never sleeps and owns no thread:
-whoever calls it decides how to wait when there is nothing to run.
+whoever calls it decides how to wait when there is nothing to run. A simulation of many engines calls its two halves,
+`begin` and `complete`, because between them other engines live through the time that the step takes.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class EngineLoop:
         self._near_boundary = 0
         self._cost_error: tuple[float, float] | None = None
         self._last_step: StepSample | None = None
+        self._begun: tuple[StepPlan, float, StepResult | Exception] | None = None  # the step between its two halves
         self._broken: str | None = None  # why no step can follow
 
     @property
@@ -141,12 +143,34 @@ class EngineLoop:
         """
         self._require_whole()
         try:
-            return self._step()
+            return None if self._begin() is None else self._complete()
         except BaseException as error:
             self._broken = one_line(error)
             raise
 
-    def _step(self) -> StepEvents | None:
+    def begin(self) -> StepPlan | None:
+        """The first half of `step`: plan, and have the backend compute it. `complete` must be the next call.
+
+        Between the two, the clock may move and nothing may be submitted or cancelled.
+        """
+        self._require_whole()
+        assert self._begun is None, "the step before has not been completed"
+        try:
+            return self._begin()
+        except BaseException as error:
+            self._broken = one_line(error)
+            raise
+
+    def complete(self) -> StepEvents:
+        """The second half of `step`: commit what `begin` computed, at the clock's time now. Raises as `step` does."""
+        self._require_whole()
+        try:
+            return self._complete()
+        except BaseException as error:
+            self._broken = one_line(error)
+            raise
+
+    def _begin(self) -> StepPlan | None:
         if not self.scheduler.has_work:
             self.stalled_polls = 0
             return None
@@ -158,12 +182,21 @@ class EngineLoop:
         self.stalled_polls = 0
         began = self.clock.now()
         try:
-            result = self.backend.execute(plan)
+            outcome: StepResult | Exception = self.backend.execute(plan)
         except Exception as error:
-            return self._fail(plan, error)
+            outcome = error
+        self._begun = (plan, began, outcome)
+        return plan
+
+    def _complete(self) -> StepEvents:
+        assert self._begun is not None, "no step was begun"
+        plan, began, outcome = self._begun
+        self._begun = None
+        if isinstance(outcome, Exception):
+            return self._fail(plan, outcome)
         now = self.clock.now()
-        events = self.scheduler.commit(plan, result, now)
-        self._note_step(plan, result, events, result.seconds or now - began, now)
+        events = self.scheduler.commit(plan, outcome, now)
+        self._note_step(plan, outcome, events, outcome.seconds or now - began, now)
         return events
 
     def run(self) -> Iterator[StepEvents]:

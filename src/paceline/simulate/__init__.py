@@ -1,0 +1,1 @@
+"""The real scheduler and engine loop on a virtual clock: one engine or a fleet, under traces or made-up traffic."""
