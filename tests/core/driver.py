@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 
 from paceline.core.config import SchedulerConfig
+from paceline.core.pace import Pacer
 from paceline.core.protocols import CostModel
 from paceline.core.sampling import SamplingParams
 from paceline.core.scheduler import Scheduler
@@ -59,12 +60,16 @@ class Run:
         self.in_flight: deque[StepPlan] = deque()
         self.plans: list[StepPlan] = []
         self.tokens: dict[str, list[int]] = {}
-        self.times: dict[str, list[float]] = {}  # when each token came
+        self.times: dict[str, list[float]] = {}  # when each token was shown to its reader
+        self.pacers: dict[str, Pacer] = {}  # the readers' side of those who have one
         self.scores: dict[str, list[int]] = {}
         self.finishes: dict[str, Finish] = {}
 
     def submit(self, request: RequestSpec) -> bool:
-        return isinstance(self.scheduler.submit(request, self.now), Accepted)
+        answer = self.scheduler.submit(request, self.now)
+        if isinstance(answer, Accepted) and answer.pace is not None:
+            self.pacers[request.request_id] = Pacer(answer.pace)
+        return isinstance(answer, Accepted)
 
     def cancel(self, name: str) -> None:
         finish = self.scheduler.cancel(name, self.now)
@@ -95,7 +100,9 @@ class Run:
 
     def _take(self, events: StepEvents) -> None:
         for name, tokens in zip(events.ids, events.tokens, strict=True):
-            self.times.setdefault(name, []).append(self.now)
+            pacer = self.pacers.get(name)
+            shown = [self.now] * len(tokens) if pacer is None else pacer.show(self.now, len(tokens))
+            self.times.setdefault(name, []).extend(shown)
             assert name not in self.finishes, "a token after the terminal event"
             self.tokens.setdefault(name, []).extend(tokens)
         for name, scores in events.prompt_logprobs:
@@ -103,6 +110,8 @@ class Run:
         for finish in events.finished:
             assert finish.request_id not in self.finishes, "two terminal events"
             self.finishes[finish.request_id] = finish
+            if (pacer := self.pacers.get(finish.request_id)) is not None:
+                self.times.setdefault(finish.request_id, []).extend(pacer.show(self.now, 0, end=True))
 
 
 def rows(plan: StepPlan) -> dict[str, int]:

@@ -61,8 +61,11 @@ def gaps(run: Run, names: list[str]) -> list[float]:
     return sorted(b - a for name in names for a, b in zip(run.times[name], run.times[name][1:], strict=False))
 
 
-def interference(run: Run) -> tuple[float, float]:
-    """Eight steady streams, and a long prompt every 3 s: (p99 gap of the streams, worst first token of newcomers)."""
+def interference(run: Run, first: int = 0) -> tuple[float, float]:
+    """Eight steady streams, and a long prompt every 3 s.
+
+    (p99 gap of the streams, worst first token of the newcomers from number `first` on)
+    """
     steady = [f"s{number}" for number in range(8)]
     for name in steady:
         run.submit(chat(name, 32, 400))
@@ -74,7 +77,7 @@ def interference(run: Run) -> tuple[float, float]:
         assert run.step()
     run.finish()
     found = gaps(run, steady)
-    return found[ceil(0.99 * len(found)) - 1], max(run.times[name][0] - at for name, at in newcomers)
+    return found[ceil(0.99 * len(found)) - 1], max(run.times[name][0] - at for name, at in newcomers[first:])
 
 
 def test_streams_keep_their_pace_while_long_prompts_arrive() -> None:
@@ -238,6 +241,27 @@ def test_pace_by_timeline_lets_early_tokens_build_slack() -> None:
         if run is by_timeline:
             assert all(at <= first + 0.1 * turn + 1e-6 for turn, at in enumerate(run.times["stream"]))
     assert ttft[1] < ttft[0]
+
+
+def test_tokens_held_back_bridge_a_prompt() -> None:
+    """The same streams and newcomers: no reader waits longer than promised either way, and newcomers wait far less."""
+    even_p99, even_ttft_s = interference(start(), first=1)  # at the first one the streams are too young to hold any
+    gap_p99, gap_ttft_s = interference(start(pace="gap"), first=1)
+    assert max(even_p99, gap_p99) <= 0.1
+    assert even_ttft_s < gap_ttft_s / 1.4
+    for run in (start(), start(pace="gap")):
+        for number in range(8):
+            run.submit(chat(f"s{number}", 32, 100))
+        run.finish()
+        assert run.now == pytest.approx(98 * machine(StepShape(8, 8)), rel=0.2), "and no answer takes longer for it"
+
+
+def test_who_may_not_be_held_back_is_shown_each_token_as_it_comes() -> None:
+    run = start()
+    run.submit(replace(chat("stop-string", 20, 30), even=False))
+    run.finish()
+    ended = [run.finishes["stop-string"].finished_s]
+    assert run.times["stop-string"][-2:] == [pytest.approx(ended[0] - machine(StepShape(1, 1, 48))), *ended]
 
 
 def test_without_a_cost_model_it_still_serves() -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from paceline.core.pace import Pace
 from paceline.core.sampling import SamplingParams
 from paceline.core.step import (
+    Accepted,
     Finish,
     FinishReason,
     Rejected,
@@ -63,7 +65,9 @@ REPORTS: list[Report] = [
     Stage("read", None, 0.5),
     Stage("read", 1.5),
     Ready(make_info(make_scheduler())),
-    Answers(("a", "b"), (Rejected("c", RejectReason.QUEUE_FULL, "full", 1.5),), (FINISH,)),
+    Answers(
+        (Accepted("a", Pace(0.08, 8)), Accepted("b")), (Rejected("c", RejectReason.QUEUE_FULL, "full", 1.5),), (FINISH,)
+    ),
     StepDone(StepEvents(6, ("a",), ((5,),), (LOGPROBS,), (("a", LOGPROBS),), (FINISH,)), STATS),
     Alive(EngineStats()),
     Stopped(),

@@ -133,7 +133,8 @@ def make_spec(
         stop_token_ids=tuple(dict.fromkeys((*params.stop_token_ids, *ends))),
         seed=params.seed if options.is_seeded else secrets.randbits(64),
     )
-    return RequestSpec(request_id, ids, params, traffic_class=traffic_class)
+    # A stop string is found as its text is shown: held back, the answer would end late.
+    return RequestSpec(request_id, ids, params, traffic_class=traffic_class, even=not options.stop)
 
 
 def _check_tokens(name: str, ids: Iterable[int], info: EngineInfo) -> None:

@@ -10,6 +10,7 @@ from enum import Enum
 from math import inf
 
 from paceline.core.classes import TrafficClass
+from paceline.core.pace import Pacer
 from paceline.core.step import Finish, FinishReason, RequestSpec
 
 
@@ -54,6 +55,7 @@ class Request:
         "last_token_s",
         "limit",
         "lost",
+        "pacer",
         "pending",
         "planned",
         "preemptions",
@@ -63,6 +65,7 @@ class Request:
         "request_id",
         "scheduled_s",
         "scored",
+        "shown_s",
         "spec",
         "state",
         "stop_ids",
@@ -99,6 +102,10 @@ class Request:
         self.capacity = 0  # == len(blocks) * block_size
         self.hashes: list[bytes] = []  # chain over the full blocks of `tokens`, as far as needed so far
         self.register_at = 0  # when `planned` reaches this, another full block can enter the prefix index
+
+        # Its reader's side: tokens may be shown later than they are made.
+        self.pacer: Pacer | None = None
+        self.shown_s = arrived_s  # when its newest token is shown at the latest; its arrival before any
 
         # What its `Finish` will report.
         self.arrived_s = arrived_s

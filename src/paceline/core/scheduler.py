@@ -18,6 +18,7 @@ from math import inf
 from paceline.core.config import SchedulerConfig
 from paceline.core.desk import Desk
 from paceline.core.kv import KVCache
+from paceline.core.pace import Pacer
 from paceline.core.policies.registry import make_policy
 from paceline.core.protocols import CostModel
 from paceline.core.request import Request, RequestState
@@ -113,7 +114,10 @@ class Scheduler:
             return refusal
         self._requests[spec.request_id] = request
         self._waiting[spec.request_id] = request
-        return Accepted(spec.request_id)
+        pace = self._policy.pace_of(request) if spec.even else None
+        if pace is not None:
+            request.pacer = Pacer(pace)
+        return Accepted(spec.request_id, pace)
 
     def plan(self, now: float) -> StepPlan | None:
         """Decide the next step; None when there is nothing to compute now."""
@@ -152,7 +156,10 @@ class Scheduler:
             if request.first_token_s is None:
                 request.first_token_s = now
                 totals.prompt_tokens += request.prompt_len
-            request.last_token_s = now
+            request.last_token_s = request.shown_s = now
+            if (pacer := request.pacer) is not None:
+                pacer.add(now, len(tokens))
+                request.shown_s = pacer.last_s
             request.tokens += tokens
             request.known += len(tokens)
             totals.generation_tokens += len(tokens)

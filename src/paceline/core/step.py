@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.core.classes import DEFAULT_CLASS
+from paceline.core.pace import Pace
 from paceline.core.sampling import SamplingParams
 
 
@@ -29,6 +30,7 @@ class RequestSpec:
     ttft_s: float | None = None
     itl_s: float | None = None
     e2e_s: float | None = None
+    even: bool = True  # whether tokens may be kept back for a moment so that they come evenly
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,7 @@ class Accepted:
     """The request waits or runs; exactly one `Finish` will follow."""
 
     request_id: str
+    pace: Pace | None = None  # how its tokens are to be shown to a reader; None: as they come
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,16 @@ from itertools import repeat
 from types import TracebackType
 from typing import TypeVar
 
-from paceline.core.step import Finish, FinishReason, Rejected, RejectReason, RequestSpec, StepEvents, TokenLogprob
+from paceline.core.step import (
+    Accepted,
+    Finish,
+    FinishReason,
+    Rejected,
+    RejectReason,
+    RequestSpec,
+    StepEvents,
+    TokenLogprob,
+)
 from paceline.engine.messages import Alive, Answers, Cancel, EngineInfo, EngineStats, Report, Stage, StepDone, Submit
 from paceline.engine.process import EngineLaunch
 from paceline.engine.stream import Mailbox, Stream, Update
@@ -190,8 +199,8 @@ class EngineClient:
                 self._deliver(events)
                 self._note_stats(stats)
             case Answers(accepted, rejected, finished):
-                for request_id in accepted:
-                    self._admit(request_id)
+                for taken in accepted:
+                    self._admit(taken)
                 for answer in rejected:
                     self._reject(answer)
                 for finish in finished:
@@ -213,15 +222,16 @@ class EngineClient:
         for finish in events.finished:
             self._end(finish)
 
-    def _admit(self, request_id: str) -> None:
-        mailbox = self._mailboxes.get(request_id)
+    def _admit(self, answer: Accepted) -> None:
+        mailbox = self._mailboxes.get(answer.request_id)
         if mailbox is not None and not mailbox.admitted.done():
+            mailbox.keep(answer.pace)
             mailbox.admitted.set_result(None)
 
     def _reject(self, answer: Rejected) -> None:
         mailbox = self._forget(answer.request_id)
         if mailbox is not None and not mailbox.admitted.done():
-            mailbox.admitted.set_exception(_rejection(answer))
+            mailbox.admitted.set_exception(rejection(answer))
 
     def _end(self, finish: Finish) -> None:
         mailbox = self._forget(finish.request_id)
@@ -263,8 +273,9 @@ class EngineClient:
                 raise EngineDead(self._death or "the engine was stopped")
 
 
-def _rejection(answer: Rejected) -> RequestError:
-    if answer.reason is RejectReason.QUEUE_FULL:
+def rejection(answer: Rejected) -> RequestError:
+    """What the caller of a refused request is told."""
+    if answer.reason in (RejectReason.QUEUE_FULL, RejectReason.OVERLOADED):
         retry_after_s = _RETRY_AFTER_S if answer.retry_after_s is None else answer.retry_after_s
         return Overloaded(answer.message, retry_after_s=retry_after_s, code=answer.reason.value)
     return BadRequest(answer.message, code=answer.reason.value)

@@ -23,7 +23,7 @@ from typing import Any
 
 import msgspec
 
-from paceline.core.step import Bound, Finish, FinishReason, Rejected, RequestSpec, SchedulerStats, StepEvents
+from paceline.core.step import Accepted, Bound, Finish, FinishReason, Rejected, RequestSpec, SchedulerStats, StepEvents
 
 
 class Stage(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -131,7 +131,7 @@ class Ready(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Answers(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """To the commands taken between two steps. A request's acceptance comes before any event of it."""
 
-    accepted: tuple[str, ...] = ()
+    accepted: tuple[Accepted, ...] = ()
     rejected: tuple[Rejected, ...] = ()
     finished: tuple[Finish, ...] = ()  # of cancelled requests
 

@@ -159,7 +159,7 @@ class EngineServer:
             if not self._loop.has_work:
                 self._idle()
             return True
-        accepted: list[str] = []
+        accepted: list[Accepted] = []
         rejected: list[Rejected] = []
         finished: list[Finish] = []
         stop = False
@@ -168,7 +168,7 @@ class EngineServer:
                 case Submit(spec):
                     answer = self._loop.submit(spec)
                     if isinstance(answer, Accepted):
-                        accepted.append(spec.request_id)
+                        accepted.append(answer)
                     else:
                         rejected.append(answer)
                 case Cancel(request_id, reason):

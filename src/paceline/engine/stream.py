@@ -1,7 +1,8 @@
 """What has come for one request and was not read yet.
 
 The client drops tokens into a `Mailbox` and never waits for a reader; the reader takes all that is there at once. A
-slow reader therefore holds up nobody, and what piles up is bounded by its own request's max_tokens.
+slow reader therefore holds up nobody, and what piles up is bounded by its own request's max_tokens. Where the scheduler
+set a pace, a reader gets no token before that shows it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
+from paceline.core.pace import Pace, Pacer
 from paceline.core.step import Finish, FinishReason, TokenLogprob
 from paceline.errors import EngineDead
 
@@ -33,8 +35,10 @@ class Mailbox:
         self.request_id = request_id
         self.admitted: asyncio.Future[None] = loop.create_future()
         self._loop = loop
-        self._tokens: list[int] = []
-        self._logprobs: list[TokenLogprob] = []
+        self._tokens: list[int] = []  # shown and not read yet, then those held back
+        self._logprobs: list[TokenLogprob] = []  # parallel to `_tokens`, or empty where none were asked for
+        self._pacer: Pacer | None = None
+        self._timer: asyncio.TimerHandle | None = None  # until the next of those held is shown
         self._prompt_logprobs: list[TokenLogprob] = []
         self._finish: Finish | None = None
         self._failure: str | None = None
@@ -46,13 +50,19 @@ class Mailbox:
         """Whether the request still runs and somebody wants its tokens."""
         return not self._closed
 
+    def keep(self, pace: Pace | None) -> None:
+        """Show tokens at this pace; None: as they come."""
+        self._pacer = None if pace is None else Pacer(pace)
+
     def put(self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """New tokens."""
         if self._closed:
             return
         self._tokens += tokens
         self._logprobs += logprobs
-        self._wake()
+        if self._pacer is None or self._pacer.add(self._loop.time(), len(tokens)):
+            self._wake()
+        self._set_timer()
 
     def put_prompt_logprobs(self, logprobs: tuple[TokenLogprob, ...]) -> None:
         """The next part of the prompt's logprobs."""
@@ -65,6 +75,7 @@ class Mailbox:
         if not self._closed:
             self._closed = True
             self._finish = finish
+            self.keep(None)  # all that is left is shown
             self._wake()
 
     def fail(self, message: str) -> None:
@@ -74,11 +85,13 @@ class Mailbox:
         if not self._closed:
             self._closed = True
             self._failure = message
+            self.keep(None)
             self._wake()
 
     def discard(self) -> None:
         """Nobody will read this any more."""
         self._closed = True
+        self.keep(None)
         self._finish = None
         self._failure = None
         self._tokens.clear()
@@ -90,7 +103,7 @@ class Mailbox:
         """All that has come, waiting if that is nothing; None after the end. Raises EngineDead."""
         if self._reader is not None:
             raise RuntimeError(f"stream {self.request_id} is being read already")
-        while not (self._tokens or self._prompt_logprobs or self._finish):
+        while not (self._shown or self._prompt_logprobs or self._finish):
             if self._failure is not None:
                 raise EngineDead(self._failure)
             if self._closed:
@@ -100,12 +113,32 @@ class Mailbox:
                 await self._reader
             finally:
                 self._reader = None
-        update = Update(tuple(self._tokens), tuple(self._logprobs), tuple(self._prompt_logprobs), self._finish)
-        self._tokens.clear()
-        self._logprobs.clear()
+        count = self._shown
+        tokens, logprobs = tuple(self._tokens[:count]), tuple(self._logprobs[:count])
+        update = Update(tokens, logprobs, tuple(self._prompt_logprobs), self._finish)
+        del self._tokens[:count], self._logprobs[:count]
         self._prompt_logprobs.clear()
         self._finish = None
         return update
+
+    @property
+    def _shown(self) -> int:
+        """Tokens that may be read."""
+        return len(self._tokens) - (self._pacer.held if self._pacer is not None else 0)
+
+    def _set_timer(self) -> None:
+        next_s = self._pacer.next_s if self._pacer is not None else None
+        if next_s is not None and self._timer is None:
+            self._timer = self._loop.call_at(next_s, self._show)
+
+    def _show(self) -> None:
+        """Time has passed: what is due is shown. Tokens that came meanwhile may have put it off."""
+        self._timer = None
+        if self._pacer is None:
+            return
+        if self._pacer.advance(self._loop.time()):
+            self._wake()
+        self._set_timer()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():

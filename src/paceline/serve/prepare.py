@@ -230,6 +230,7 @@ class Preparer:
                     itl_s=traffic.itl_s,
                     e2e_s=traffic.e2e_s,
                     sent_s=self._arrived_s,
+                    even=not body.stop,  # a stop string is found as its text is shown: held back, it ends late
                 )
                 jobs.append(
                     Job(

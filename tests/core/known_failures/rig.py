@@ -19,6 +19,7 @@ from typing import Any
 
 from paceline.core.classes import BATCH, TrafficClass
 from paceline.core.config import SchedulerConfig
+from paceline.core.pace import Pacer
 from paceline.core.sampling import SamplingParams
 from paceline.core.scheduler import Scheduler
 from paceline.core.shape import StepShape, shape_of
@@ -119,8 +120,10 @@ class Life:
 
     ask: Ask
     kind: TrafficClass
-    times: list[float] = field(default_factory=list)  # of its tokens
+    times: list[float] = field(default_factory=list)  # at which its tokens were shown
     finish: Finish | None = None
+    pacer: Pacer | None = None  # its reader's
+    made: int = 0  # tokens, shown or not
 
     @property
     def ttft_s(self) -> float:
@@ -197,7 +200,8 @@ class Sim:
             if isinstance(answer, Rejected):
                 self.refused[one.spec.request_id] = answer
                 continue
-            self.lives[one.spec.request_id] = Life(one, self.kinds[one.spec.traffic_class])
+            pacer = Pacer(answer.pace) if answer.pace is not None else None
+            self.lives[one.spec.request_id] = Life(one, self.kinds[one.spec.traffic_class], pacer=pacer)
             if one.leaves_s < inf:
                 heappush(self._leaving, (one.leaves_s, one.spec.request_id))
         while self._leaving and self._leaving[0][0] <= self.now:
@@ -216,12 +220,14 @@ class Sim:
         self.tokens += plan.num_tokens
         self.longest_step_s = max(self.longest_step_s, seconds)
         said = tuple(
-            (END if len(life.times) + 1 == life.ask.outputs else 1,) if samples else ()
+            (END if life.made + 1 == life.ask.outputs else 1,) if samples else ()
             for samples, life in zip(plan.samples, map(self.lives.__getitem__, plan.ids), strict=True)
         )
         events = self.scheduler.commit(plan, StepResult(plan.step, said), self.now)
         for name in events.ids:
-            self.lives[name].times.append(self.now)
+            life = self.lives[name]
+            life.made += 1
+            life.times += [self.now] if life.pacer is None else life.pacer.show(self.now, 1)
         for finish in events.finished:
             self._end(finish)
         if self.steps % self._check_every == 0:
@@ -233,6 +239,8 @@ class Sim:
         life = self.lives[finish.request_id]
         assert life.finish is None, "two terminal events"
         life.finish = finish
+        if life.pacer is not None:
+            life.times += life.pacer.show(self.now, 0, end=True)
 
 
 def nearest_rank(values: list[float], quantile: float) -> float:

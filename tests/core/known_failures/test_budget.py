@@ -129,7 +129,7 @@ def test_chunks_shrink_so_that_steps_take_the_same_time_however_long_the_prefix(
         return 0.01 + 1e-4 * shape.tokens + 1e-7 * shape.pairs
 
     chunks: list[tuple[int, float]] = []
-    run = Sim(start("slo", quadratic, classes=(replace(CHAT, itl_s=0.1), BATCH)), quadratic)
+    run = Sim(start("slo", quadratic, classes=(replace(CHAT, itl_s=0.1), BATCH), pace="gap"), quadratic)
     run.watch = lambda plan, seconds: chunks.append((max(plan.counts), seconds)) if "long" in plan.ids else None
     run.play([*streams(4, 200), ask(0.1, "long", 12_000, 1, ttft_s=100.0)])
     sizes = [size for size, _ in chunks[1:-1]]

@@ -233,7 +233,7 @@ def test_the_slack_of_a_victim_is_weighed_against_its_work() -> None:
     def bears(planned: int, last_s: float, preempted: int = 0, kind: TrafficClass = CHAT) -> tuple[float, float]:
         request = Request(ask(0.0, "r", planned, 9).spec, kind, 0.0, max_model_len=9999)
         request.planned, request.preemptions = planned, preempted
-        request.first_token_s, request.last_token_s = 0.5, last_s
+        request.first_token_s, request.shown_s = 0.5, last_s
         return slack_per_token(request, 10.0)
 
     assert bears(100, 9.99) < bears(50, 9.99) < bears(50, 10.0), "in time: the one with more slack for its work"

@@ -46,7 +46,7 @@ def test_every_name_makes_a_policy_and_refuses_a_knob_it_has_not(name: str) -> N
         ("sarathi", "chunk", 0, "at least 1"),
         ("sarathi", "chunk", True, "of type int"),
         ("sarathi", "chunk", "512", "of type int"),
-        ("slo", "pace", "fast", "one of gap, timeline"),
+        ("slo", "pace", "fast", "one of even, gap, timeline"),
         ("slo", "stretch", 0.5, "at least 1"),
         ("static", "batch_size", -3, "at least 1"),
         ("static_batch", "chunking", "", "one of whole, first_come, equal_progress"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.desk import Desk
+from paceline.core.pace import Pace
 from paceline.core.policies.parts.knobs import check_knobs
 from paceline.core.request import Request
 from paceline.core.step import FinishReason, Rejected
@@ -24,6 +25,10 @@ class Policy:
 
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
         """A request comes: take note of it, or refuse it. The default takes everyone."""
+        return None
+
+    def pace_of(self, request: Request) -> Pace | None:
+        """How the tokens of one who was taken are to be shown; None: as they come."""
         return None
 
     def leave(self, request: Request, reason: FinishReason) -> None:

@@ -22,6 +22,7 @@ from math import inf
 
 from paceline.core.classes import Overload
 from paceline.core.desk import Desk
+from paceline.core.pace import Pace
 from paceline.core.policies.base import Policy
 from paceline.core.policies.parts.backlog import Backlog
 from paceline.core.policies.parts.envelope import Envelope
@@ -36,6 +37,7 @@ from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 FEW_GAPS = 10.0  # a share of the gaps may be late, which of a short answer's is none: aim at so much less
 CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
 MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
+EARLY = 0.8  # of the promised gap: tokens held are shown so long apart
 CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
 
 
@@ -43,7 +45,10 @@ CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
 class Slo(Policy):
     """Holds stated times to first token and between tokens, for as many as can have them."""
 
-    pace: str = knob("gap", one_of=("gap", "timeline"))  # every gap meets itl; timeline: early tokens build up slack
+    # even: every gap that a reader sees meets itl, tokens that come early are held to bridge pauses; gap: every gap
+    # meets itl as they are made; timeline: the n-th token is due n gaps after the first
+    pace: str = knob("even", one_of=("even", "gap", "timeline"))
+    hold: int = knob(8, least=1)  # tokens kept back at most when pace is even
     floor: int = knob(16, least=1)  # tokens that go ahead at least every `patience` steps, whatever the deadlines say
     patience: int = knob(32, least=1)
     untested_budget: int = knob(128, least=1)  # prefill tokens of a step while the cost model is not ready
@@ -72,6 +77,12 @@ class Slo(Policy):
                 return Rejected(request.request_id, RejectReason.OVERLOADED, message, retry_after_s=late_s)
         self._line.add(request)
         return None
+
+    def pace_of(self, request: Request) -> Pace | None:
+        """A promised gap is kept by showing tokens evenly; a little faster than promised, since delivery takes time."""
+        if self.pace != "even" or request.itl_s is None:
+            return None
+        return Pace(EARLY * request.itl_s, self.hold)
 
     def leave(self, request: Request, reason: FinishReason) -> None:
         """Take it out of the line."""
@@ -145,7 +156,7 @@ class Slo(Policy):
             if gap is None or timeline or request.e2e_s is not None or request.first_token_s is None:
                 gap, due = gap_s(request), next_token_s(request, timeline=timeline)
             else:
-                due = request.last_token_s + gap
+                due = request.shown_s + gap
             if gap not in due_s or due < due_s[gap]:
                 due_s[gap] = due
         for kind in {request.kind.name: request.kind for request in promised}.values():

@@ -17,7 +17,7 @@ def gap_s(request: Request) -> float:
 
 
 def next_token_s(request: Request, *, timeline: bool = False) -> float:
-    """Deadline of its next token: of the first one, or a gap after the last; inf where nothing is promised.
+    """Deadline of its next token: of the first one, or a gap after the last is shown; inf where nothing is promised.
 
     On a timeline, the n-th token is due n gaps after the first one, however early the last one was.
     """
@@ -25,7 +25,7 @@ def next_token_s(request: Request, *, timeline: bool = False) -> float:
         return request.deadline_s
     if timeline:
         return request.first_token_s + gap_s(request) * (request.known - request.prompt_len)
-    return request.last_token_s + gap_s(request)
+    return request.shown_s + gap_s(request)
 
 
 def slack_per_token(request: Request, now: float, *, timeline: bool = False) -> tuple[float, float]:
