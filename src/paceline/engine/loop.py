@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from paceline.core.protocols import Backend, Clock
 from paceline.core.scheduler import Scheduler
+from paceline.core.shape import shape_of
 from paceline.core.step import (
     Accepted,
     Finish,
@@ -263,7 +264,8 @@ class EngineLoop:
     def _note_step(
         self, plan: StepPlan, result: StepResult, events: StepEvents, seconds: float, ended_s: float
     ) -> None:
-        tokens = plan.num_tokens
+        shape = shape_of(plan)
+        tokens = shape.tokens
         self._steps += 1
         self._step_seconds += seconds
         self._step_tokens += tokens
@@ -272,11 +274,13 @@ class EngineLoop:
             plan.step,
             seconds,
             tokens,
-            len(plan.ids),
+            shape.rows,
             ended_s,
             tokens - plan.counts.count(1),
             plan.predicted_s,
             plan.bound_by,
+            shape.context,
+            shape.pairs,
         )
         cost = self.scheduler.cost
         if cost is not None and self._steps % _COST_ERROR_EVERY == 0:

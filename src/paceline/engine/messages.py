@@ -65,6 +65,8 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     prefill_tokens: int = 0  # of them, those of rows with more than one
     predicted_s: float | None = None  # what the scheduler expected, if it asked a cost model
     bound_by: Bound = Bound.NOTHING  # what kept it from being larger
+    context: int = 0  # KV positions read, over all rows
+    pairs: int = 0  # query-key pairs of rows with more than one token (core.shape)
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

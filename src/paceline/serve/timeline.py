@@ -21,6 +21,8 @@ COLUMNS = (
     "waiting",
     "kv_usage",  # share of KV blocks held by live requests
     "bound_by",
+    "context",  # KV positions read, over all rows
+    "pairs",  # query-key pairs of prefills; with tokens, rows and context what a step's time depends on
 )
 
 
@@ -49,6 +51,8 @@ class Timeline:
                 core.num_waiting,
                 core.kv_blocks_used / core.kv_blocks_total if core.kv_blocks_total else 0.0,
                 step.bound_by.value,
+                step.context,
+                step.pairs,
             )
         )
 
