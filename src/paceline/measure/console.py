@@ -11,7 +11,7 @@ from rich.text import Text
 from paceline.measure.analysis import Analysis
 from paceline.measure.capacity import Capacity
 from paceline.measure.compare import Comparison
-from paceline.measure.report.words import count, duration, interval, money, percent, plural
+from paceline.measure.report.words import count, duration, interval, money, percent, plural, shares
 from paceline.measure.stats import Quantile
 from paceline.measure.summary import Summary, Throughput
 from paceline.measure.sweep import Point
@@ -136,6 +136,11 @@ def _notes(analysis: Analysis) -> Iterable[str]:
         yield f"the server's prefix cache held {percent(cross.cache_hit_share)} of the prompt tokens"
     if cross.preemptions:
         yield f"the server preempted {cross.preemptions:,.0f} times"
+    for name, one in analysis.manifest.engine.get("usage", {}).items():
+        kv = f"KV held {percent(one['kv_used_mean'])} (at most {percent(one['kv_used_max'])})"
+        bound = f"steps bound by {shares(one['bound_share'])}"
+        hardware = f"; hardware by {shares(one['limit_share'])}" if one["limit_share"] else ""
+        yield f"{name}: busy {percent(one['utilisation'])}, {one['steps']:,} steps, {kv}; {bound}{hardware}"
     if analysis.cost is not None:
         cost = analysis.cost
         yield (

@@ -281,6 +281,8 @@ class Manifest(msgspec.Struct, kw_only=True, omit_defaults=True):
     warnings: list[str] = []  # in words, for the report
     parent: str | None = None  # run folder or id this one reruns, or the sweep it belongs to
     labels: dict[str, str] = {}  # free: arm, pair, point of a sweep
+    # Of a simulation: what the engines' time went into (`usage`, by engine), and what else is known of their inside.
+    engine: dict[str, Any] = {}
 
     @property
     def complete(self) -> bool:

@@ -228,9 +228,17 @@ def _ending(manifest: Manifest, run: RunMetrics) -> Iterable[Reason]:
     ended = manifest.segments[-1].ended if manifest.segments else ""
     if ended.startswith("failed"):
         yield Reason(Level.INVALID, "failed", f"the run {ended}")
+    elif ended == "overloaded":
+        text = f"the engine cannot take this load: the simulation stopped at {format_seconds(run_end_s(manifest))}"
+        yield Reason(Level.DEGRADED, "overload", text)
     elif ended != "complete" and manifest.kind == "real":
         state = "was interrupted" if ended == "interrupted" else "has no end (it runs, or it crashed)"
         yield Reason(Level.DEGRADED, "incomplete", f"the run {state} after {len(run.requests)} requests; resume it")
+
+
+def run_end_s(manifest: Manifest) -> float:
+    """When the last stretch of load ended, on the schedule's axis."""
+    return (manifest.segments[-1].ended_s or 0.0) if manifest.segments else 0.0
 
 
 def _successes(run: RunMetrics) -> Iterable[Reason]:

@@ -12,6 +12,7 @@ from paceline.core.shape import shape_of
 from paceline.core.step import Bound, StepPlan
 
 SAMPLE_EVERY = 16  # steps between two looks at memory and at the operations of a step
+SEATS = "seats"  # as many requests run as may
 
 
 class Explains(Protocol):
@@ -32,7 +33,7 @@ class UsageReport:
     tokens: int
     prefill_tokens: int  # of rows with more than one token
     rows: int  # summed over steps
-    bound_share: dict[str, float]  # what kept steps from being larger, by the scheduler's word for it
+    bound_share: dict[str, float]  # what kept steps from being larger: a `core.step.Bound`, or "seats"
     limit_share: dict[str, float]  # what limits the operations (memory, compute, ...), where the cost model can tell
     kv_used_mean: float | None  # share of all blocks, over busy time
     kv_used_max: float | None
@@ -72,7 +73,7 @@ class Usage:
         self._tokens = 0
         self._prefill = 0
         self._rows = 0
-        self._bounds_s: dict[Bound, float] = {}
+        self._bounds_s: dict[str, float] = {}
         self._sampled = _Sampled()
 
     @property
@@ -91,7 +92,8 @@ class Usage:
         self._rows += rows
         if tokens > rows:
             self._prefill += tokens - plan.counts.count(1)
-        self._bounds_s[plan.bound_by] = self._bounds_s.get(plan.bound_by, 0.0) + seconds
+        bound = self._bound(plan, rows, tokens)
+        self._bounds_s[bound] = self._bounds_s.get(bound, 0.0) + seconds
 
     def report(self, seconds: float) -> UsageReport:
         """What was counted, over a span of `seconds`."""
@@ -105,12 +107,23 @@ class Usage:
             tokens=self._tokens,
             prefill_tokens=self._prefill,
             rows=self._rows,
-            bound_share={bound.value: spent / busy for bound, spent in self._bounds_s.items()},
+            bound_share={bound: spent / busy for bound, spent in self._bounds_s.items()},
             limit_share={name: spent / limits_s for name, spent in sampled.limits_s.items()} if limits_s else {},
             kv_used_mean=sampled.kv_used_s / looked_at if looked_at else None,
             kv_used_max=sampled.kv_used_max if looked_at else None,
             outside_share=sampled.outside_s / looked_at if looked_at else None,
         )
+
+    def _bound(self, plan: StepPlan, rows: int, tokens: int) -> str:
+        """The policy's own word where it has one; else what can be seen from outside."""
+        if plan.bound_by is not Bound.NOTHING:
+            return str(plan.bound_by.value)
+        config = self._scheduler.config
+        if tokens >= config.max_num_batched_tokens:
+            return str(Bound.BUDGET.value)
+        if not self._scheduler.stats().num_waiting:
+            return str(Bound.NOTHING.value)
+        return SEATS if rows >= config.max_num_seqs else str(Bound.MEMORY.value)
 
     def _sample(self, plan: StepPlan, seconds: float) -> None:
         sampled, stats = self._sampled, self._scheduler.stats()

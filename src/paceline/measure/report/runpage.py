@@ -13,6 +13,7 @@ from paceline.measure.gates import joint_confidence
 from paceline.measure.metrics import LATENCIES, POOLED
 from paceline.measure.report import figures, words
 from paceline.measure.report.asked import asked
+from paceline.measure.report.engines import engines
 from paceline.measure.report.html import (
     Cell,
     Entry,
@@ -74,6 +75,7 @@ def render(analysis: Analysis) -> str:
             *_errors(analysis),
             *_classes(analysis),
             *_server(analysis),
+            *engines(analysis.manifest),
             heading("How far to trust the client"),
             _client(analysis),
             heading("How to run it again"),

@@ -41,6 +41,12 @@ def percent(value: float | None, *, missing: str = "–") -> str:
     return missing if value is None else f"{100 * value:.3g}{NBSP}%"
 
 
+def shares(parts: dict[str, float]) -> str:
+    """Parts of a whole in words, the largest first; what is below half a per cent is left out."""
+    ordered = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {percent(share)}" for name, share in ordered if share >= 0.005)
+
+
 def money(value: float | None) -> str:
     """An amount with two significant digits and no exponent: 0.000096, 1.6, 240."""
     if value is None:
@@ -107,4 +113,4 @@ def load(plan: BenchPlan, axis: str = "") -> str:
     return sentence[0].upper() + sentence[1:]
 
 
-__all__ = ["count", "duration", "format_value", "interval", "length", "load", "percent", "plural"]
+__all__ = ["count", "duration", "format_value", "interval", "length", "load", "percent", "plural", "shares"]
