@@ -19,6 +19,7 @@ class LedgerLives(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.names: list[str] = []
         self.live: dict[str, str] = {}
+        self.tokens: dict[str, int] = {}
         self.count = 0
 
     @rule(speed=st.sampled_from([0.5, 1.0]))
@@ -38,13 +39,16 @@ class LedgerLives(RuleBasedStateMachine):
     @precondition(lambda self: self.live)
     @rule(data=st.data(), tokens=st.integers(1, 3))
     def speak(self, data: st.DataObject, tokens: int) -> None:
-        self.ledger.spoke(data.draw(st.sampled_from(sorted(self.live))), tokens)
+        request_id = data.draw(st.sampled_from(sorted(self.live)))
+        self.ledger.started(request_id)
+        self.ledger.grew(self.live[request_id], tokens)
+        self.tokens[request_id] = self.tokens.get(request_id, 0) + tokens
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.live)))
-        self.ledger.ended(request_id)
+        self.ledger.ended(request_id, self.tokens.get(request_id, 0))
         del self.live[request_id]
 
     @precondition(lambda self: self.names)
@@ -74,7 +78,7 @@ def test_what_comes_for_a_request_that_is_over_changes_nothing() -> None:
     ledger.join("r0")
     ledger.sent("q", "r0", 10)
     ledger.ended("q")
-    ledger.spoke("q")
+    ledger.started("q")
     ledger.ended("q")
     assert ledger.loads()[0].requests == 0
     with pytest.raises(AssertionError, match="here already"):

@@ -13,7 +13,7 @@ class _Entry:
     replica: str
     prompt_tokens: int
     to_compute: int  # of the prompt, as expected when it was sent
-    generated: int = 0
+    started: bool = False
 
 
 @dataclass(slots=True)
@@ -23,7 +23,8 @@ class _Account:
     waiting: int = 0
     waiting_tokens: int = 0
     running: int = 0
-    running_tokens: int = 0
+    prompt_tokens: int = 0  # of those who run
+    generated_tokens: int = 0  # by those who run
 
 
 class Ledger:
@@ -55,29 +56,32 @@ class Ledger:
         account.waiting += 1
         account.waiting_tokens += to_compute
 
-    def spoke(self, request_id: str, tokens: int = 1) -> None:
-        """Tokens of a request came; with the first ones its prompt is known to be done."""
+    def started(self, request_id: str) -> None:
+        """A request's first token came: its prompt is done."""
         entry = self._entries.get(request_id)
-        if entry is None:
+        if entry is None or entry.started:
             return
+        entry.started = True
         account = self._accounts[entry.replica]
-        if not entry.generated:
-            account.waiting -= 1
-            account.waiting_tokens -= entry.to_compute
-            account.running += 1
-            account.running_tokens += entry.prompt_tokens
-        entry.generated += tokens
-        account.running_tokens += tokens
+        account.waiting -= 1
+        account.waiting_tokens -= entry.to_compute
+        account.running += 1
+        account.prompt_tokens += entry.prompt_tokens
 
-    def ended(self, request_id: str) -> None:
-        """A request's last word came."""
+    def grew(self, name: str, tokens: int) -> None:
+        """Tokens of requests that have started came from `name`: all of one step at once, because there are many."""
+        self._accounts[name].generated_tokens += tokens
+
+    def ended(self, request_id: str, generated: int = 0) -> None:
+        """A request's last word came; `generated` of the tokens told to `grew` were its."""
         entry = self._entries.pop(request_id, None)
         if entry is None:
             return
         account = self._accounts[entry.replica]
-        if entry.generated:
+        if entry.started:
             account.running -= 1
-            account.running_tokens -= entry.prompt_tokens + entry.generated
+            account.prompt_tokens -= entry.prompt_tokens
+            account.generated_tokens -= generated
         else:
             account.waiting -= 1
             account.waiting_tokens -= entry.to_compute
@@ -90,7 +94,7 @@ class Ledger:
                 waiting=account.waiting,
                 waiting_tokens=account.waiting_tokens,
                 running=account.running,
-                running_tokens=account.running_tokens,
+                running_tokens=account.prompt_tokens + account.generated_tokens,
                 cache_tokens=account.cache_tokens,
                 speed=account.speed,
             )
@@ -102,9 +106,11 @@ class Ledger:
         """Assert that every account is the sum of its entries."""
         for name, account in self._accounts.items():
             mine = [entry for entry in self._entries.values() if entry.replica == name]
-            waiting = [entry for entry in mine if not entry.generated]
-            running = [entry for entry in mine if entry.generated]
+            waiting = [entry for entry in mine if not entry.started]
+            running = [entry for entry in mine if entry.started]
             assert account.waiting == len(waiting)
             assert account.waiting_tokens == sum(entry.to_compute for entry in waiting)
             assert account.running == len(running)
-            assert account.running_tokens == sum(entry.prompt_tokens + entry.generated for entry in running)
+            assert account.prompt_tokens == sum(entry.prompt_tokens for entry in running)
+            assert account.generated_tokens >= 0
+            assert running or not account.generated_tokens, "tokens of nobody"
