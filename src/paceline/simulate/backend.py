@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from statistics import NormalDist
+from typing import Protocol, runtime_checkable
 
 from paceline.core.protocols import CostModel, Estimate
-from paceline.core.shape import shape_of
+from paceline.core.shape import StepShape, shape_of
 from paceline.core.step import StepPlan, StepResult
 from paceline.simulate.clock import VirtualClock
 
@@ -27,20 +29,38 @@ _TOKEN = (OUTPUT,)
 _Z95 = NormalDist().inv_cdf(0.95)
 
 
+class Draws(Protocol):
+    """Draws step times."""
+
+    def draw(self, shape: StepShape) -> float:
+        """Seconds of one step of this shape."""
+        ...
+
+
+@runtime_checkable
+class Noisy(Protocol):
+    """A cost model that knows how its steps scatter, and how long a slow spell lasts."""
+
+    def noise(self, rng: random.Random) -> Draws:
+        """A source of step times of its own."""
+        ...
+
+
 class SimulatedBackend:
     """Implements `core.protocols.Backend`: moves its clock by the predicted time of each step.
 
-    With `jitter`, a step's time is drawn from the range of its estimate, as if nine in ten lay within it: log-normal
-    around the expected time, by the generator that is given. Without, it is the expected time.
+    With `jitter`, a step's time is drawn with that generator: as the cost model's own `noise` says, if it has one
+    (`cost/fit.py`), else from the range of its estimate. Without, every step takes the expected time.
     """
 
-    __slots__ = ("_answers", "_jitter", "clock", "cost", "slowdown")
+    __slots__ = ("_answers", "_draw", "_jitter", "clock", "cost", "slowdown")
 
     def __init__(self, cost: CostModel, clock: VirtualClock, *, jitter: random.Random | None = None) -> None:
         self.cost = cost
         self.clock = clock
         self.slowdown = 1.0  # factor on every step, for an engine that is ill
         self._jitter = jitter
+        self._draw = None if jitter is None else _draw_of(cost, jitter)
         self._answers: dict[str, tuple[int, tuple[int, ...]]] = {}  # prompt length, tokens
 
     def will_say(self, request_id: str, prompt_len: int, answer: tuple[int, ...]) -> None:
@@ -51,11 +71,14 @@ class SimulatedBackend:
         """The request has ended in another way."""
         self._answers.pop(request_id, None)
 
+    def takes_s(self, shape: StepShape) -> float:
+        """Seconds of one step of this shape, here and now."""
+        seconds = self.cost.predict(shape).seconds if self._draw is None else self._draw(shape)
+        return seconds * self.slowdown
+
     def execute(self, plan: StepPlan) -> StepResult:
         """Let the step's time pass; one dummy token for every row that samples."""
-        estimate = self.cost.predict(shape_of(plan))
-        seconds = estimate.seconds if self._jitter is None else drawn(estimate, self._jitter)
-        seconds *= self.slowdown
+        seconds = self.takes_s(shape_of(plan))
         self.clock.advance(seconds)
         samples = plan.samples
         tokens: tuple[tuple[int, ...], ...] = (_TOKEN,) * len(samples)
@@ -75,6 +98,12 @@ class SimulatedBackend:
                 if place + 1 == len(answer):
                     del answers[name]
         return tuple(changed)
+
+
+def _draw_of(cost: CostModel, rng: random.Random) -> Callable[[StepShape], float]:
+    if isinstance(cost, Noisy):
+        return cost.noise(rng).draw
+    return lambda shape: drawn(cost.predict(shape), rng)
 
 
 def drawn(estimate: Estimate, rng: random.Random) -> float:

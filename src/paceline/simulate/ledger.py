@@ -42,7 +42,8 @@ class Ledger:
     """Open requests and the records of those that have ended."""
 
     def __init__(self, overheads: Overheads | None = None) -> None:
-        self._after_s = (overheads or Overheads()).after_s
+        overheads = overheads or Overheads()
+        self._after_s, self._after_row_s = overheads.after_s, overheads.after_row_s
         self._open: dict[str, Arrival] = {}
         self._heard: dict[str, list[float]] = {}  # when each token of an open request was read
         self.records: list[RequestRecord] = []
@@ -62,8 +63,10 @@ class Ledger:
 
     def heard(self, events: StepEvents, at_s: float) -> None:
         """Tokens of a step."""
-        heard, read_s = self._heard, at_s + self._after_s
+        heard, read_s, row_s = self._heard, at_s + self._after_s, self._after_row_s
         for name, tokens in zip(events.ids, events.tokens, strict=True):
+            if row_s:
+                read_s += row_s
             if len(tokens) == 1:
                 heard[name].append(read_s)
             else:

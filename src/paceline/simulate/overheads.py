@@ -19,6 +19,7 @@ class Overheads:
     before_s: float = 0.0  # from the client's send until the scheduler can see the request
     before_token_s: float = 0.0  # more of it, for each token of the prompt
     after_s: float = 0.0  # from the end of a step until the client reads its tokens
+    after_row_s: float = 0.0  # more of it, for each row before it in the step: streams are written one after the other
 
     def __post_init__(self) -> None:
         for entry in fields(self):
