@@ -130,10 +130,8 @@ class Driver:
         self._count = 0
         self._streams = 0
         self._wanted = 0  # streams
-        self._stream_shape: tuple[int, tuple[int, ...]] = (
-            FEWEST_TOKENS,
-            (0,),
-        )  # longest own prompt, cached lengths to choose from
+        # Of a stream in the background: its longest own prompt, and how much in front of it may be cached.
+        self._stream_shape: tuple[int, tuple[int, ...]] = (FEWEST_TOKENS, (0,))
 
     async def run(self, seconds: float, told: Callable[[Told], None]) -> None:
         """About `seconds` of traffic. Raises nothing for requests that fail: their records say so."""

@@ -27,7 +27,7 @@ from paceline.cost.recorded import StepRow
 from paceline.errors import ConfigError
 
 FORMAT, VERSION = "paceline-calibration", 1
-KNOTS = tuple(2.0**power for power in range(1, 15))  # tokens
+KNOTS = tuple(float(round(2.0 ** (half / 2))) for half in range(2, 29))  # tokens, 2 to 16,384
 LEAST_BEYOND = 8  # rows on both sides of a knot; fewer cannot tell what happens there
 FOLDS = 5
 BAND_ROWS = 40  # residuals in a band: enough for its 5 % and 95 % quantiles

@@ -21,7 +21,10 @@ from paceline.core.shape import StepShape
 from paceline.errors import ConfigError
 
 DECODE, PREFILL = "decode", "prefill"  # kinds of step: without and with a row of more than one token
-QUANTILES = (0.0, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99, 1.0)
+QUANTILES = (
+    *(0.0, 0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4),
+    *(0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 0.99, 1.0),
+)
 LOW, HIGH = QUANTILES.index(0.05), QUANTILES.index(0.95)
 SLACK = 1.1  # how far beyond the largest step seen the model still counts as asked inside
 

@@ -14,7 +14,7 @@ from paceline.core.shape import StepShape
 from paceline.errors import ConfigError
 
 IDLE_S = 0.005  # a submission that comes so long after the last commit has waited for no step
-TIMELINE_NEEDS = ("seconds", "rows", "prefill_tokens", "decode_tokens", "context", "pairs")
+TIMELINE_NEEDS = ("ended_s", "seconds", "rows", "prefill_tokens", "decode_tokens", "context", "pairs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,11 @@ def _shape(starts: list[int], counts: list[int]) -> StepShape:
 
 
 def rows_of_timeline(report: Mapping[str, Any]) -> list[StepRow]:
-    """The rows of /timeline/steps (or of `paceline timeline --json`). Raises ConfigError for one that lacks columns."""
+    """The rows of /timeline/steps (or of `paceline timeline --json`). Raises ConfigError for one that lacks columns.
+
+    A step's seconds are those in the backend; where the step before ended just before it began, from that end on, so
+    that the scheduler's own time is in them.
+    """
     columns = list(report.get("columns") or ())
     missing = [name for name in TIMELINE_NEEDS if name not in columns]
     if missing:
@@ -107,10 +111,16 @@ def rows_of_timeline(report: Mapping[str, Any]) -> list[StepRow]:
             "record them again, or give a call log (paceline serve --call-log FILE)"
         )
     rows = []
+    before_s = float("-inf")
     for values in report["rows"]:
         row = dict(zip(columns, values, strict=True))
         tokens = row["prefill_tokens"] + row["decode_tokens"]
         shape = StepShape(tokens, row["rows"], row["context"], row["pairs"])
-        if row["seconds"] > 0.0 and shape.rows:
-            rows.append(StepRow(shape, row["seconds"], row.get("ended_s", 0.0)))
+        ended_s, seconds = row["ended_s"], row["seconds"]
+        whole_s = ended_s - before_s
+        if seconds <= whole_s <= seconds + IDLE_S:
+            seconds = whole_s
+        before_s = ended_s
+        if seconds > 0.0 and shape.rows:
+            rows.append(StepRow(shape, seconds, ended_s))
     return rows
