@@ -1,0 +1,146 @@
+"""One run of the benchmark: results kept by key, servers, how much time is left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from _common import Report
+from _server import server
+
+from _interference.scenario import Scenario, Size
+from _interference.variants import SLO, Variant
+
+START_S = 6.0  # until a server is ready and the client has asked it what it needs to know
+
+
+class OutOfTime(Exception):
+    """What comes next would end after --minutes."""
+
+
+@dataclass
+class State:
+    """Where results are kept; what is there is not measured again."""
+
+    folder: Path
+
+    def get(self, key: str) -> Any:
+        path = self._path(key)
+        return json.loads(path.read_text()) if path.exists() else None
+
+    def put(self, key: str, value: Any) -> Any:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        part = self._path(key).with_suffix(".part")
+        part.write_text(json.dumps(value, indent=1))
+        part.replace(self._path(key))  # a kill leaves the whole result or none
+        return value
+
+    def scratch(self, key: str) -> Path:
+        """A folder for a run's records; one left by an interruption is put aside under the next number."""
+        base = self.folder / "runs" / slug(key)
+        number = 0
+        while (path := base.with_name(f"{base.name}-{number}")).exists():
+            number += 1
+        return path
+
+    def _path(self, key: str) -> Path:
+        return self.folder / f"{slug(key)}.json"
+
+
+def slug(key: str) -> str:
+    """A key as the name of a file."""
+    return "".join(letter if letter.isalnum() or letter == "." else "-" for letter in key)
+
+
+@dataclass
+class Bench:
+    """What every part works with."""
+
+    model: Path
+    state: State
+    size: Size
+    report: Report
+    scenario: Scenario
+    lengths: list[tuple[int, int]]  # of the trace, scaled
+    variants: tuple[Variant, ...]
+    until_s: float  # on the monotonic clock: nothing that would end later is begun
+    left_out: list[str] = field(default_factory=list)
+
+    def measured(self, key: str, about_s: float, work: Callable[[], Any]) -> Any:
+        """The result under this key, measured now if there is none. Raises OutOfTime."""
+        found = self.state.get(key)
+        if found is not None:
+            return found
+        if time.monotonic() + about_s > self.until_s:
+            self.left_out.append(key)
+            raise OutOfTime(key)
+        print(f"  {key}: about {about_s:.0f} s", file=sys.stderr, flush=True)
+        return self.state.put(key, work())
+
+    def known(self, keys: Iterable[str]) -> dict[str, Any]:
+        """What is there already under these keys."""
+        found = {key: self.state.get(key) for key in keys}
+        return {key: value for key, value in found.items() if value is not None}
+
+    def left_s(self, planned: Mapping[str, float]) -> float:
+        """How long what is planned and not yet measured will take."""
+        return sum(about_s for key, about_s in planned.items() if self.state.get(key) is None)
+
+    @contextlib.contextmanager
+    def serving(
+        self,
+        variant: Variant,
+        classes: dict[str, dict[str, float]] | None = None,
+        flags: Sequence[str] = ("--no-batches",),
+    ) -> Iterator[str]:
+        """The URL of a server of that variant, with the scenario's promise."""
+        options = variant.flags(self.scenario.classes if classes is None else classes)
+        # As JSON, the server's log has no stages for people between our rows.
+        with server(self.model, [*options, "--log-format", "json", *flags]) as url:
+            yield url
+
+    @contextlib.contextmanager
+    def serving_if_asked(self, variant: Variant) -> Iterator[Callable[[], str]]:
+        """The same, started at the first call: where every result is there already, no server is needed."""
+        with contextlib.ExitStack() as stack:
+            url = ""
+
+            def ask() -> str:
+                nonlocal url
+                url = url or stack.enter_context(self.serving(variant))
+                return url
+
+            yield ask
+
+    # What one part finds and others need
+
+    @property
+    def common_rate(self) -> float:
+        """At which every preset's setting is chosen, in requests a second."""
+        from _interference.scenario import COMMON_LOAD
+
+        return COMMON_LOAD * self.scenario.most_per_s(self.lengths)
+
+    @property
+    def slo_rate(self) -> float:
+        """slo's capacity; before it was searched, the common rate stands in for it."""
+        found = self.state.get("capacity slo")
+        return float(found["rate"]) if found and found["rate"] else self.common_rate
+
+    def say_rate(self, part: str) -> None:
+        """Tell what a part took for slo's capacity."""
+        found = self.state.get("capacity slo")
+        what = "slo's capacity" if found and found["rate"] else "a stand-in; --part capacity finds slo's capacity"
+        self.report.note(f"{part}: rate taken for full load", f"{self.slo_rate:.3g}/s, {what}")
+
+    def rivals(self) -> list[Variant]:
+        """The best preset at the common rate, if it is known, then the vendors' defaults."""
+        best = (self.state.get("best at the common rate") or {}).get("name")
+        chosen = [v for v in self.variants if v.name == best]
+        return chosen + [v for v in self.variants if v.vendor_default and v not in chosen and v is not SLO]
