@@ -167,7 +167,7 @@ def _resolved(
                 continue
             figures[key] = value
             said = own.get(key) or entry.get("source")
-            sources[key] = citations.get(said, said) if said else sources.get(key, str(origin[link]))
+            sources[key] = citations.get(said, said) if said else str(origin[link])
     return {**figures, "aliases": raw[name].get("aliases", []), "sources": sources, "origin": str(origin[name])}
 
 

@@ -274,7 +274,7 @@ class Deployment:
             return memory
         wanted = f"{rows} sequence{'s' * (rows > 1)} of {context} tokens"
         others = self.alternatives(context, rows, utilization=utilization)
-        would = "; or ".join(other.layout for other in others) or "no layout of up to 16 nodes; choose a larger chip"
+        would = "; or ".join(other.layout for other in others) or "none of the layouts tried; choose a larger chip"
         raise ConfigError(f"{self.layout} does not hold {wanted}: {memory.line()}. What would: {would}")
 
     @property
@@ -291,7 +291,7 @@ class Deployment:
         """Layouts to try: more chips a node, more nodes as stages, smaller weights, smaller KV."""
         weights = [self.weights, *(name for name in ("fp8", "int4") if PRECISIONS[name].bits < self.precision.bits)]
         caches = [self.kv, *(["fp8"] if self.kv_precision.bits > 8 else [])]
-        nodes = [1, 2, 4, 8, 16]
+        nodes = [1, 2, 4, 8, 16] if self.chip.link_gbs else [1]
         for tp in tp_degrees(self.model):
             if tp > self.chips_per_node:
                 continue

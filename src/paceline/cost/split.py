@@ -41,7 +41,9 @@ def split(shape: StepShape) -> Split:
 
     A row of n tokens from s on has n * s + n * (n + 1) / 2 pairs. With p rows, n = 1 + (tokens - rows) / p; the fewest
     that leave s at or above 0 follow from setting s = 0: n ** 2 + (1 - q) * n + q = 0, q = 2 * pairs / (tokens - rows).
-    Attention's work depends on the pairs alone; what is guessed is how much of `context` belongs to the decodes.
+    Attention's work depends on the pairs alone; what is guessed is how much of `context` is the decodes'. For that the
+    prefills count as one row in any case, which never takes more from the decodes than a row brings (so a step with
+    one more row never looks cheaper), and is off by a small share of what several prefills cost.
     """
     tokens, rows, context, pairs = shape.tokens, shape.rows, shape.context, shape.pairs
     extra = tokens - rows  # tokens beyond one a row
@@ -55,7 +57,8 @@ def split(shape: StepShape) -> Split:
         count = 1.0 + extra / prefills
     start = max(0.0, pairs / (prefills * count) - (count + 1.0) / 2.0)
     decodes = rows - prefills
-    left = context - round(prefills * (start + count))
+    merged = extra + 1.0
+    left = context - round(pairs / merged + (merged - 1.0) / 2.0)
     return Split(decodes, max(decodes, left) if decodes else 0, prefills, count, start, pairs)
 
 
