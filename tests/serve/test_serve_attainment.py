@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -42,6 +43,32 @@ def test_what_is_older_than_the_window_is_forgotten() -> None:
     found.observe("chat", "ttft", 0.0, 9.0, 1.0)
     assert found.report(WINDOW_S / 2)["chat"]["kept"] is False
     assert found.report(WINDOW_S + 20.0)["chat"]["kept"] is None
+
+
+@pytest.mark.parametrize(
+    ("ttft_s", "late", "e2e_s", "kept"),
+    [
+        (1.0, 0, 9.0, True),
+        (1.1, 0, 9.0, False),
+        (0.5, 1, 9.0, True),  # 19 of 20 gaps are 95 %
+        (0.5, 2, 9.0, False),
+        (0.5, 0, 11.0, False),
+    ],
+)
+def test_a_request_is_good_inside_all_it_was_promised(ttft_s: float, late: int, e2e_s: float, kept: bool) -> None:
+    outcome = Attainment([CHAT]).outcome("chat")
+    outcome.note("ttft", ttft_s, 1.0)
+    for gap in range(20):
+        outcome.note("itl", 0.2 if gap < late else 0.1, 0.1)
+    outcome.note("e2e", e2e_s, 10.0)
+    assert outcome.kept is kept
+
+
+def test_a_request_that_was_promised_nothing_is_good_once_answered() -> None:
+    outcome = Attainment([BATCH]).outcome("batch")
+    outcome.note("ttft", 100.0, None)
+    outcome.note("itl", 100.0, None)
+    assert outcome.kept
 
 
 @given(st.lists(st.floats(1e-4, 500.0), min_size=1, max_size=200), st.sampled_from([50, 95, 99]))

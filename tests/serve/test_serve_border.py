@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from paceline.core.classes import STANDARD, TrafficClass
 from paceline.errors import ConfigError, Overloaded, Unauthorized
 from paceline.serve import logs
 from paceline.serve.keys import ApiKey, KeyRing, hash_key, new_key, read_key_file
@@ -251,6 +252,21 @@ def test_metrics_tell_what_happened(default_tokenizer: Tokenizer) -> None:
         )
         assert steps > 0
         assert {labels["model_name"] for labels, _ in live.samples("paceline:num_requests_running")} == {"tiny-test"}
+
+
+def test_goodput_is_counted_by_class(default_tokenizer: Tokenizer) -> None:
+    promised = TrafficClass("promised", ttft_s=30.0, itl_s=30.0)
+    full = TrafficClass("full", queue_limit=0)
+    classes = (promised, STANDARD, full)
+    settings = ServeSettings(classes=classes, default_class="promised")
+    with live_server(default_tokenizer, settings, classes=classes) as live:
+        assert live.chat().status_code == 200
+        assert live.chat(paceline={"ttft_ms": 0.001}).status_code == 200, "late, and answered"
+        assert live.chat(paceline={"class": "full"}).status_code == 429
+        assert live.chat(paceline={"class": "standard"}, max_tokens=10**6).status_code == 400
+        sent, good = "paceline:class_requests_total", "paceline:class_requests_good_total"
+        assert {labels["class"]: value for labels, value in live.samples(sent)} == {"promised": 2, "full": 1}
+        assert {labels["class"]: value for labels, value in live.samples(good)} == {"promised": 1}
 
 
 def test_strangers_cannot_grow_the_metrics(live: Live) -> None:

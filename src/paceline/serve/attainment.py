@@ -20,6 +20,7 @@ _LOWEST_S = 1e-4
 _GROWTH = math.log(1.05)
 _CELLS = 320  # up to about 600 s; the last one holds everything above
 PERCENTILES = (50, 95, 99)
+_EXACT = 1e-9  # 0.95 of 20 gaps is 19, which a product of floats may miss by a hair
 
 
 @dataclass
@@ -79,6 +80,32 @@ def _percentile(cells: dict[int, int], total: int, percentile: int) -> float:
     raise AssertionError("the cells hold fewer samples than their total")
 
 
+class Outcome:
+    """Whether one request stays inside all it was promised: each of its times, and of its gaps the class's share."""
+
+    __slots__ = ("_gaps", "_late_gaps", "_missed", "_percentile")
+
+    def __init__(self, percentile: float) -> None:
+        self._percentile = percentile
+        self._gaps = self._late_gaps = 0
+        self._missed = False
+
+    def note(self, quantity: str, seconds: float, target_s: float | None) -> None:
+        """One of its latencies (`quantity`: ttft, itl or e2e), with its target."""
+        if target_s is None:
+            return
+        if quantity == "itl":
+            self._gaps += 1
+            self._late_gaps += seconds > target_s
+        elif seconds > target_s:
+            self._missed = True
+
+    @property
+    def kept(self) -> bool:
+        """So far."""
+        return not self._missed and self._gaps - self._late_gaps >= self._percentile * self._gaps - _EXACT
+
+
 class Attainment:
     """All classes of one server. Times are on one clock that never goes back, in seconds."""
 
@@ -89,6 +116,10 @@ class Attainment:
     def observe(self, name: str, quantity: str, now: float, seconds: float, target_s: float | None) -> None:
         """One latency (`quantity`: ttft, itl or e2e) of a request of class `name`, with the target it was promised."""
         self._windows[name][quantity].add(now, seconds, target_s)
+
+    def outcome(self, name: str) -> Outcome:
+        """For a new request of class `name`."""
+        return Outcome(self._classes[name].percentile)
 
     def report(self, now: float) -> dict[str, Any]:
         """By class: what is promised, what the last minutes gave, and whether the promise holds.

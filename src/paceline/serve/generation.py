@@ -11,7 +11,7 @@ from typing import Any
 
 from paceline.core.step import Finish, FinishReason, TokenLogprob
 from paceline.engine.stream import Update
-from paceline.errors import EngineDead, EngineError, EngineNotReady
+from paceline.errors import EngineDead, EngineError, EngineNotReady, Overloaded
 from paceline.serve.attainment import Attainment
 from paceline.serve.engine_port import Engine, TokenStream
 from paceline.serve.metrics import ServeMetrics
@@ -62,6 +62,7 @@ class Choice:
         self._metrics = metrics
         self._began = began
         self._attainment = attainment
+        self._outcome = attainment.outcome(job.spec.traffic_class)
         self._last_token: float | None = None
         self._ended = False
 
@@ -84,6 +85,8 @@ class Choice:
         """Let go of the stream; cancels the request if it still runs. `lost`: it cannot, since the engine died."""
         if not self._ended:
             self._metrics.note_cut_off(lost=lost)
+            if lost:
+                self._metrics.note_outcome(self.job.spec.traffic_class, good=False)
         await self._stream.aclose()
 
     def _take(self, update: Update) -> ChoiceEvent | None:
@@ -118,12 +121,15 @@ class Choice:
         now = time.monotonic()
         self._metrics.e2e.observe(now - self._began)
         self._attained("e2e", now, now - self._began, self.job.spec.e2e_s)
+        self._metrics.note_outcome(self.job.spec.traffic_class, good=self._outcome.kept)
         stop: str | int | None = stop_string
         if stop is None and finish.stop_token in self.job.stop_token_ids:
             stop = finish.stop_token
         return Ending(reason, stop, finish.cached_tokens)
 
     def _raise_if_failed(self, finish: Finish) -> None:
+        if finish.reason in (FinishReason.ERROR, FinishReason.ABORT):
+            self._metrics.note_outcome(self.job.spec.traffic_class, good=False)
         if finish.reason is FinishReason.ERROR:
             self._metrics.note_finish(finish, self.job.spec, self._text.used, "error")
             raise GenerationFailed(finish.message or "the engine failed on this request")
@@ -150,6 +156,7 @@ class Choice:
 
     def _attained(self, quantity: str, now: float, seconds: float, target_s: float | None) -> None:
         self._attainment.observe(self.job.spec.traffic_class, quantity, now, seconds, target_s)
+        self._outcome.note(quantity, seconds, target_s)
 
 
 class Generation:
@@ -188,6 +195,9 @@ class Generation:
         errors = [error for submit in submits if (error := submit.exception()) is not None]
         if errors:
             await self._take_back(submits)
+            if isinstance(errors[0], (Overloaded, EngineError)):
+                for job in self.jobs:
+                    self._metrics.note_outcome(job.spec.traffic_class, good=False)
             raise errors[0]
         self.choices = [
             Choice(job, submit.result(), self._tokenizer, self._metrics, self._began, self._attainment)

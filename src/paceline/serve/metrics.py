@@ -62,6 +62,8 @@ class ServeMetrics:
         self._bound = self._counter("steps", "steps by what kept them from being larger", "bound_by")
         self._rows = self._histogram("step_requests", "requests in a step's batch", SIZE_BUCKETS[:12])
         self._success = self._counter("request_success", "ended requests by reason", "finished_reason")
+        self._sent = self._counter("class_requests", "requests that ended or were refused, by class", "class")
+        self._good = self._counter("class_requests_good", "of those, answered inside all their targets", "class")
         self._cached = self._counter("prompt_tokens_cached", "prompt tokens taken from the prefix cache")
         self._aborted = self._counter("requests_aborted", "requests whose client went away or that the server ended")
         self._errors = self._counter("request_errors", "error answers by HTTP status and code", "status", "code")
@@ -97,6 +99,12 @@ class ServeMetrics:
         self._decode.observe(decode)
         if finish.output_tokens > 1:
             self._per_token.observe(decode / (finish.output_tokens - 1))
+
+    def note_outcome(self, traffic_class: str, *, good: bool) -> None:
+        """A request is over for its client, who did not leave by himself: was it answered inside all its targets?"""
+        self._sent.labels(traffic_class).inc()
+        if good:
+            self._good.labels(traffic_class).inc()
 
     def note_cut_off(self, *, lost: bool) -> None:
         """A request ended without the engine's word: the engine is dead (`lost`), or its client has gone."""
