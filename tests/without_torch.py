@@ -16,7 +16,7 @@ from types import ModuleType
 
 import paceline
 
-ROOMS = ("core", "engine", "text", "cost", "serve", "measure", "route", "simulate")
+ROOMS = ("core", "engine", "text", "cost", "serve", "measure", "route", "simulate", "plan")
 ABSENT = ("torch", "transformers")
 
 

@@ -1,0 +1,95 @@
+"""The answers as one self-contained page with figures, in the look of the measured reports."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+
+from paceline.measure.report import html
+from paceline.measure.report.figures import Figure
+from paceline.measure.report.style import CSS
+from paceline.measure.report.svg import Axis, Plot
+from paceline.plan.answer import Answer, Chart, Table, Value
+from paceline.plan.case import Case
+from paceline.plan.text import cell_text, describe, heading_text, is_derived
+from paceline.plan.units import Unit, show
+
+
+def render(case: Case, answers: list[Answer]) -> str:
+    """The whole page."""
+    title = f"{case.model.name} on {case.chips} x {case.chip.title}"
+    body = [html.heading(title, 1), html.paragraph(describe(case), "soft")]
+    for answer in answers:
+        body.append(html.heading(answer.question))
+        body.append(html.paragraph(answer.headline))
+        if answer.binds:
+            body.append(html.paragraph(f"What binds: {answer.binds}.", "soft"))
+        body.append(html.figures(figure_of(chart) for chart in answer.charts))
+        if answer.values:
+            body.append(_values(answer.values))
+        body += [_table(table) for table in answer.tables]
+        body += [html.paragraph(note, "soft small") for note in answer.notes]
+    return html.page(title, body)
+
+
+def figure_of(chart: Chart) -> Figure:
+    return Figure(chart.caption, chart.reading, draw(chart))
+
+
+def draw(chart: Chart) -> str:
+    """The figure as an `<svg>` that takes its colours from the page."""
+    xs = [x for line in chart.lines for x, _ in line.points]
+    ys = [y for line in chart.lines for _, y in line.points]
+    ys += [mark.at for mark in chart.marks if mark.axis == "y"]
+    plot = Plot(
+        _axis(xs, chart.x_label, chart.x_unit, chart.x_log),
+        _axis(ys, chart.y_label, chart.y_unit, chart.y_log),
+    )
+    for line in chart.lines:
+        if line.dots:
+            plot.points(line.points, line.style, line.name, radius=4.0, titles=line.titles)
+        else:
+            plot.line(line.points, line.style, line.name)
+    for mark in chart.marks:
+        (plot.vertical if mark.axis == "x" else plot.horizontal)(mark.at, mark.text)
+    return plot.render(chart.caption)
+
+
+def standalone(chart: Chart) -> str:
+    """The figure as a file of its own, with the report's colours in it."""
+    svg = draw(chart).replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1)
+    start = svg.index(">") + 1
+    return f"{svg[:start]}<style>{escape(CSS, quote=False)}</style>{svg[start:]}\n"
+
+
+def _axis(values: list[float], label: str, unit: Unit, logarithmic: bool) -> Axis:
+    def tick(value: float) -> str:
+        return show(value, unit)
+
+    finite = [value for value in values if math.isfinite(value)]
+    if logarithmic:
+        positive = [value for value in finite if value > 0.0]
+        return Axis.log(min(positive) * 0.9, max(positive) * 1.1, label, tick)
+    return Axis.linear(min(0.0, *finite), max(finite), label, tick)
+
+
+def _values(values: tuple[Value, ...]) -> str:
+    rows = []
+    for value in values:
+        seen = value.expected
+        expected = html.Cell("")
+        if seen is not None:
+            spread = f"{show(seen.low, value.unit)} to {show(seen.high, value.unit)}" if seen.low != seen.high else ""
+            spread += "" if seen.known else ", a guess"
+            expected = html.Cell(show(seen.value, value.unit), spread)
+        how = html.Cell(str(value.formula), value.working, "wide") if is_derived(value) else html.Cell("")
+        rows.append((html.Cell(value.label, style="left"), show(value.value, value.unit), expected, how))
+    return html.table(("", "ideal", "expected", html.Cell("formula, and the numbers put in", style="left")), rows)
+
+
+def _table(table: Table) -> str:
+    rows = [
+        [cell_text(cell, column.unit) for cell, column in zip(row, table.columns, strict=True)] for row in table.rows
+    ]
+    made_by = html.paragraph(f"Each row: {table.formula.put_in(table.numbers)}", "soft small") if table.formula else ""
+    return html.table([heading_text(column) for column in table.columns], rows) + made_by

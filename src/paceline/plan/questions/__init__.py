@@ -1,0 +1,1 @@
+"""One question a file. Each has `ask(case)`, which returns its Answer, or None where it does not arise."""

@@ -1,0 +1,170 @@
+"""`paceline plan` from the command line: text, JSON, page, figures; and what cannot be taken."""
+
+from __future__ import annotations
+
+import json
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.app.cli import app, exit_code
+from paceline.errors import ConfigError, ModelNotFound, PacelineError
+from paceline.plan.registry import QUESTIONS
+from tests.browser import needs_browser, screenshot
+
+ROOT = Path(__file__).parents[2]
+LLAMA = ("--model", "llama-3-8b", "--chip", "l40s")
+
+
+def run(*words: str) -> str:
+    found = CliRunner().invoke(app, ["plan", *words])
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+def test_the_whole_answer_as_text() -> None:
+    text = run(*LLAMA)
+    for shown in ("18.5 ms", "54 tokens/s", "= weights / bandwidth", "= 16 GB / 864 GB/s", "128 KiB", "binds:"):
+        assert shown in text
+    assert "a million output tokens" not in text, "no price, no cost line"
+    assert "a million output tokens" in run("cost", *LLAMA, "--price", "1.2")
+
+
+def test_json_is_one_object_in_base_units() -> None:
+    document = json.loads(run(*LLAMA, "--json"))
+    assert document["case"]["model"] == "llama-3-8b"
+    assert list(document["answers"]) == [name for name in QUESTIONS if name != "cost"]
+    read = document["answers"]["decode"]["values"]["weights_read_s"]
+    assert read["value"] == pytest.approx(0.0185, abs=5e-5)
+    assert read["unit"] == "s"
+    assert read["formula"] == "weights / bandwidth"
+    assert read["numbers"]["weights"] == {"value": 16e9, "unit": "B"}
+
+
+def test_named_questions_alone_and_their_tables() -> None:
+    text = run("kv", "critical-batch", *LLAMA)
+    assert "How many bytes of KV cache" in text
+    assert "does compute bind" in text
+    assert "Does it fit" not in text
+    assert "sequences that fit" in text
+    assert "sequences that fit" not in run("kv", *LLAMA, "--no-tables")
+
+
+def test_a_page_with_figures(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "plan.html"
+    assert str(out) in run(*LLAMA, "--price", "1.2", "--out", str(out)).replace("\n", "")
+    page = out.read_text("utf-8")
+    assert page.count("<figure>") >= 6
+    assert "http" not in page.replace("http-equiv", ""), "nothing is fetched"
+    for shown in ("Roofline", "Latency against throughput", "Kleinrock", "16 GB / 864 GB/s", "l40s"):
+        assert shown in page
+
+
+def test_figures_as_files(tmp_path: Path) -> None:
+    run("curve", "attention", *LLAMA, "--out", str(tmp_path / "figures"))
+    files = sorted((tmp_path / "figures").iterdir())
+    assert [path.name for path in files] == ["attention.svg", "curve.svg"]
+    for path in files:
+        assert ET.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+@needs_browser
+def test_the_page_is_drawn_in_light_and_dark(tmp_path: Path) -> None:
+    out = tmp_path / "plan.html"
+    run(*LLAMA, "--out", str(out))
+    light, dark = (screenshot(out.as_uri(), tmp_path / f"{dark}.png", dark=dark) for dark in (False, True))
+    assert light != dark
+
+
+def test_the_list_names_questions_chips_and_models() -> None:
+    listed = json.loads(run("--list", "--json"))
+    assert list(listed["questions"]) == list(QUESTIONS)
+    assert all(text.endswith("?") for text in listed["questions"].values())
+    assert {"h100", "l40s", "m5-pro"} <= set(listed["chips"])
+    assert "llama-3-8b" in listed["models"]
+    assert "not published" in run("--list")
+
+
+def test_the_users_own_chip_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "paceline"
+    folder.mkdir()
+    (folder / "chips.toml").write_text('[chips.mine]\nlike = "h100"\nbandwidth_gbs = 1000\nsource = "measured"\n')
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    config = tmp_path / "config.json"
+    config.write_text(
+        json.dumps(
+            {
+                "model_type": "llama",
+                "architectures": ["LlamaForCausalLM"],
+                "hidden_size": 2048,
+                "intermediate_size": 8192,
+                "num_hidden_layers": 16,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 8,
+                "vocab_size": 128256,
+                "tie_word_embeddings": True,
+                "torch_dtype": "bfloat16",
+            }
+        )
+    )
+    document = json.loads(run("decode", "--model", str(config), "--chip", "mine", "--json"))
+    weights = document["answers"]["decode"]["values"]["weights_read_s"]
+    assert weights["numbers"]["bandwidth"]["value"] == 1000e9
+    assert weights["numbers"]["weights"]["value"] == pytest.approx(2.47e9, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "shown"),
+    [
+        (("-m", "llama-3-8b", "-c", "l40"), ConfigError, "did you mean .*l40s"),
+        (("-m", "llama3-8b-x", "-c", "l40s"), ModelNotFound, "llama-3-8b"),
+        (("-m", "llama-3-8b"), ConfigError, "--chip must be given"),
+        ((), ConfigError, "--model and --chip must be given"),
+        ((*LLAMA, "--tp", "3"), ConfigError, "tp=3 does not divide the 32 attention heads"),
+        ((*LLAMA, "--pp", "5"), ConfigError, "pp=5 does not divide the 32 layers"),
+        ((*LLAMA, "--ep", "2"), ConfigError, "needs a mixture of experts"),
+        ((*LLAMA, "--weights", "fp7"), ConfigError, "weights 'fp7' is not known"),
+        ((*LLAMA, "--itl", "50"), ConfigError, "'50' is not a duration"),
+        ((*LLAMA, "--itl", "0ms"), ConfigError, "itl is 0 s"),
+        ((*LLAMA, "--context", "0"), ConfigError, "context is 0"),
+        ((*LLAMA, "--price", "-1"), ConfigError, "price per hour is -1"),
+        ((*LLAMA, "--price", "nan"), ConfigError, "price per hour is nan"),
+        ((*LLAMA, "--acceptance", "1"), ConfigError, "acceptance is 1"),
+        ((*LLAMA, "--utilization", "1.5"), ConfigError, "utilization is 1.5"),
+        ((*LLAMA, "--used-gb", "-3"), ConfigError, "used memory is"),
+        ((*LLAMA, "--weights-gb", "inf"), ConfigError, "weights are inf"),
+        ((*LLAMA, "--stamps", "1,2"), ConfigError, "three numbers"),
+        ((*LLAMA, "--stamps", "3,2,1"), ConfigError, "must follow each other"),
+        (("decoding", *LLAMA), ConfigError, "did you mean decode"),
+        ((*LLAMA, "--out", "plan.pdf"), ConfigError, "must end in .html"),
+        (("kv", *LLAMA, "--out", "figures"), ConfigError, "no figure"),
+    ],
+)
+def test_what_cannot_be_taken_is_one_line(
+    words: tuple[str, ...], kind: type[PacelineError], shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(kind) as caught:
+        run(*words)
+    said = str(caught.value)
+    assert re.search(shown, said)
+    assert "\n" not in said
+    assert exit_code(caught.value) in (64, 66)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_page_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="cannot write"):
+        run(*LLAMA, "--out", str(tmp_path / "file" / "plan.html"))
+
+
+def test_a_model_that_does_not_fit_says_what_would() -> None:
+    text = " ".join(run("fit", "--model", "llama-3-70b", "--chip", "l40s").split())
+    assert "does not hold one sequence of 4,096 tokens" in text
+    assert "What would: llama-3-70b in bf16 on 4 l40s (tp 4)" in text
