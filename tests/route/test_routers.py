@@ -21,8 +21,15 @@ def idle(count: int) -> list[Load]:
     return [Load(f"r{i}") for i in range(count)]
 
 
+def place(router: Router, one: Ask, loads: list[Load]) -> str:
+    """Pick and send, as whoever routes does."""
+    name = router.pick(one, loads)
+    router.sent(one, next(load for load in loads if load.name == name))
+    return name
+
+
 def drive(router: Router, asks: list[Ask], loads: list[Load]) -> list[str]:
-    return [router.pick(one, loads) for one in asks]
+    return [place(router, one, loads) for one in asks]
 
 
 ASKS = st.lists(
@@ -108,32 +115,32 @@ def test_power_of_two_never_takes_the_most_loaded_of_all() -> None:
 
 def test_prefix_aware_goes_where_the_prefix_is() -> None:
     router = make_router("prefix_aware")
-    home = router.pick(ask(0, 64, (1, 2, 3, 4)), idle(3))
-    other = router.pick(ask(1, 64, (7, 8)), idle(3))
+    home = place(router, ask(0, 64, (1, 2, 3, 4)), idle(3))
+    other = place(router, ask(1, 64, (7, 8)), idle(3))
     assert other != home  # an emptier cache, at equal cost
-    assert router.pick(ask(2, 80, (1, 2, 3, 9)), idle(3)) == home
+    assert place(router, ask(2, 80, (1, 2, 3, 9)), idle(3)) == home
     assert router.hit_tokens(ask(3, 80, (1, 2, 3, 9)), home) == 64
 
 
 def test_prefix_aware_leaves_a_home_whose_queue_is_longer_than_the_hit() -> None:
     router = make_router("prefix_aware")
-    home = router.pick(ask(0, 64, (1, 2, 3, 4)), idle(2))
+    home = place(router, ask(0, 64, (1, 2, 3, 4)), idle(2))
     away = "r1" if home == "r0" else "r0"
     for queue, expected in ((40, home), (90, away)):  # the hit is worth 64 tokens less the one always computed
         loads = [Load(name, waiting_tokens=queue if name == home else 0) for name in ("r0", "r1")]
         fresh = make_router("prefix_aware")
-        assert fresh.pick(ask(0, 64, (1, 2, 3, 4)), idle(2)) == home
-        assert fresh.pick(ask(1, 64, (1, 2, 3, 4)), loads) == expected
+        assert place(fresh, ask(0, 64, (1, 2, 3, 4)), idle(2)) == home
+        assert place(fresh, ask(1, 64, (1, 2, 3, 4)), loads) == expected
     trusting = make_router("prefix_aware", [("balance", 0.0)])
-    trusting.pick(ask(0, 64, (1, 2, 3, 4)), idle(2))
-    assert trusting.pick(ask(1, 64, (1, 2, 3, 4)), loads) == home
+    place(trusting, ask(0, 64, (1, 2, 3, 4)), idle(2))
+    assert place(trusting, ask(1, 64, (1, 2, 3, 4)), loads) == home
 
 
 def test_prefix_aware_forgets_what_the_cache_cannot_hold() -> None:
     router = make_router("prefix_aware")
     loads = [Load("r0", cache_tokens=64)]
-    router.pick(ask(0, 64, (1, 2, 3, 4)), loads)
-    router.pick(ask(1, 32, (8, 9)), loads)
+    place(router, ask(0, 64, (1, 2, 3, 4)), loads)
+    place(router, ask(1, 32, (8, 9)), loads)
     assert router.hit_tokens(ask(2, 64, (1, 2, 3, 4)), "r0") == 32  # the deepest blocks went first
 
 

@@ -176,3 +176,10 @@ def test_a_long_quiet_time_costs_no_events() -> None:
     assert result.end_s < 1e6 + 1 < math.inf
     assert sum(member.steps for member in result.members) == 8
     assert replace(result.members[0], name="x").name == "x"
+
+
+def test_a_prompt_on_its_way_is_work_and_no_hit() -> None:
+    long = request(0, prompt=400, output=1)
+    router = make_router("prefix_aware")
+    result = run([("a", whole()), ("b", whole())], [long, request(1, prompt=40, output=1)], router=router)
+    assert [journey.replica for journey in result.done] == ["a", "b"]

@@ -62,6 +62,10 @@ class Router:
         """Prompt tokens this router believes `name` holds in its cache. The default believes nothing."""
         return 0
 
+    def sent(self, ask: Ask, load: Load) -> None:
+        """The request has been sent to the replica of this load, as a rule the one picked. After `hit_tokens`: a prompt
+        on its way is not a prompt that was there."""
+
     def left(self, name: str) -> None:
         """A replica is gone, and whatever it held. One of the same name may come again, empty."""
 

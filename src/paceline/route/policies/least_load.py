@@ -20,9 +20,9 @@ class LeastLoad(Router):
 
     by: str = knob("tokens", one_of=("tokens", "requests"))
     # Reading the KV of one position takes about 1/700 of computing a token (128 KiB at 3.35 TB/s, 39 ns, against
-    # 16 GFLOP at 600 TFLOP/s, 27 us, for 8 B parameters on an H100), once for each token that is still to come: some
-    # 180 of them make a quarter.
-    decode_weight: float = knob(0.25, least=0.0)
+    # 16 GFLOP at 600 TFLOP/s, 27 us, for 8 B parameters on an H100). It is read in every step, of which a newcomer
+    # sees a handful before its first token: 7 of them make a hundredth.
+    decode_weight: float = knob(0.01, least=0.0)
 
     def pick(self, ask: Ask, loads: Sequence[Load]) -> str:
         """The least loaded; of equals, the one with fewest requests."""

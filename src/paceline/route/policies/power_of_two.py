@@ -20,7 +20,7 @@ class PowerOfTwo(Router):
     """Two distinct ones, by outstanding tokens."""
 
     seed: int = knob(0)
-    decode_weight: float = knob(0.25, least=0.0)
+    decode_weight: float = knob(0.01, least=0.0)
     _rng: random.Random = field(init=False)
 
     def __post_init__(self) -> None:

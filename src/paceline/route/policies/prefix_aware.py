@@ -25,25 +25,27 @@ class PrefixAware(Router):
     """Prefill still to do, less what the cache saves."""
 
     balance: float = knob(1.0, least=0.0)  # weight of the queue against the hit
-    decode_weight: float = knob(0.25, least=0.0)
+    decode_weight: float = knob(0.01, least=0.0)
     _held: dict[str, Holdings] = field(init=False, default_factory=dict)
 
     def pick(self, ask: Ask, loads: Sequence[Load]) -> str:
         """The least prefill before the first token; of equals, whose cache has most room, so that prefixes spread."""
-        chosen = min(loads, key=lambda load: self._cost(ask, load))
-        held = self._held.get(chosen.name)
-        if held is None:
-            held = self._held[chosen.name] = Holdings()
-        if chosen.cache_tokens:
-            held.capacity = chosen.cache_tokens // ask.block_tokens
-        held.add(ask.blocks)
-        return chosen.name
+        return min(loads, key=lambda load: self._cost(ask, load)).name
 
     def hit_tokens(self, ask: Ask, name: str) -> int:
         """Leading tokens of the prompt that `name` is believed to hold; never the last one, which is computed."""
         held = self._held.get(name)
         blocks = held.match(ask.blocks) if held else 0
         return min(blocks * ask.block_tokens, max(ask.prompt_tokens - 1, 0))
+
+    def sent(self, ask: Ask, load: Load) -> None:
+        """The replica will hold the prompt, and what it pushes out is gone."""
+        held = self._held.get(load.name)
+        if held is None:
+            held = self._held[load.name] = Holdings()
+        if load.cache_tokens:
+            held.capacity = load.cache_tokens // ask.block_tokens
+        held.add(ask.blocks)
 
     def left(self, name: str) -> None:
         """Its cache is gone with it."""

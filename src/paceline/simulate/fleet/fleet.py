@@ -128,9 +128,8 @@ class Fleet:
             self._strand(now_s, journey)
             return
         ledger, ask = self._ledgers[role], journey.ask
-        name = self._router.pick(ask, ledger.loads(names))
+        name = self._pick(self._router, ledger, ask, names, hit_tokens=None)
         member = self._members[name]
-        ledger.sent(ask.request_id, name, ask.prompt_tokens, self._router.hit_tokens(ask, name))
         journey.replica, journey.sent_s, journey.here = name, now_s, 0
         if not member.tiers:
             self._deliver(now_s, journey, member)
@@ -146,6 +145,15 @@ class Fleet:
             self._timeline.at(ready_s, self._reloaded, journey, member, member.epoch, depth)
         else:
             self._deliver(now_s, journey, member)
+
+    def _pick(self, router: Router, ledger: Ledger, ask: Ask, names: list[str], *, hit_tokens: int | None) -> str:
+        """Have a replica picked, and book the request there; `hit_tokens` None: as many as the router believes."""
+        loads = ledger.loads(names)
+        name = router.pick(ask, loads)
+        believed = router.hit_tokens(ask, name) if hit_tokens is None else hit_tokens
+        ledger.sent(ask.request_id, name, ask.prompt_tokens, believed)
+        router.sent(ask, next(load for load in loads if load.name == name))
+        return name
 
     def _entrance(self) -> tuple[Role, list[str]]:
         """Who takes prompts: prefill engines where there are any, else whole ones."""
@@ -244,8 +252,7 @@ class Fleet:
             self._lost(now_s, journey)
             return
         ledger, ask = self._ledgers[Role.DECODE], journey.ask
-        name = self._decode_router.pick(ask, ledger.loads(names))
-        ledger.sent(ask.request_id, name, ask.prompt_tokens, ask.prompt_tokens)
+        name = self._pick(self._decode_router, ledger, ask, names, hit_tokens=ask.prompt_tokens)
         ledger.started(ask.request_id)  # it takes memory there from now on
         journey.here = 0
         journey.sent_s = now_s
