@@ -18,7 +18,6 @@ from paceline.cost.split import Split
 
 ACTIVATION_BYTES = 2.0  # activations are 16 bits whatever the weights are
 SAMPLER_BYTES = 12.0  # traffic for one logit of one row: read, widened, normalised, compared
-SHORT = 32  # tokens up to which a prefill row reads its context as a decode does
 
 
 class Work:
@@ -140,9 +139,10 @@ class Work:
                 yield self._decode("decode attention, window", slides, found.decodes, found.decode_window(model.window))
         if found.prefills:
             if full:
-                yield self._prefill("prefill attention", full, found, found.pairs)
+                yield self._prefill("prefill attention", full, found, found.pairs, found.seen)
             if slides:
-                yield self._prefill("prefill attention, window", slides, found, found.pairs_window(model.window))
+                pairs, seen = found.pairs_window(model.window), found.seen_window(model.window)
+                yield self._prefill("prefill attention, window", slides, found, pairs, seen)
 
     def _decode(self, name: str, layers: int, rows: int, context: int) -> Operation:
         time, flops, moved = self._reading(rows, context)
@@ -166,7 +166,7 @@ class Work:
         )
         return time, 4.0 * context * heads * dim, context * deployment.kv_numbers_per_chip * size
 
-    def _prefill(self, name: str, layers: int, found: Split, pairs: int) -> Operation:
+    def _prefill(self, name: str, layers: int, found: Split, pairs: int, seen: int) -> Operation:
         deployment, model = self.deployment, self.model
         heads, latent = model.heads // deployment.tp, model.latent
         # Scores are as wide as a key, outputs as a value: the mean of both counts.
@@ -175,11 +175,10 @@ class Work:
         share = self.rank_tokens(pairs)
         kv_heads = deployment.kv_heads_per_chip if latent is None else heads
         time = self.kernels.prefill_attention(rows, tokens, share, heads=heads, kv_heads=kv_heads, head_dim=dim)
-        seen = found.prefill_context if pairs == found.pairs else min(found.prefill_context, pairs)
+        # Short rows (drafts to verify, the end of a prompt) are bound by reading what is before them, as decodes are.
+        reading = self._reading(found.prefills, seen)[0]
+        time = max(time, reading, key=lambda kernel: kernel.seconds)
         moved = self.rank_tokens(seen) * deployment.kv_numbers_per_chip * deployment.kv_precision.bytes
-        if found.each <= SHORT:  # drafts to verify, ends of prompts: their context must be read all the same
-            reading = self._reading(found.prefills, seen)[0]
-            time = max(time, reading, key=lambda kernel: kernel.seconds)
         moved += 2 * ACTIVATION_BYTES * tokens * heads * dim
         return operation(name, layers, 4.0 * share * heads * dim, moved, time)
 

@@ -13,6 +13,7 @@ class Split(NamedTuple):
 
     decodes: int
     context: int  # KV positions that the decodes read
+    seen: int  # KV positions that the prefills see, each counted once
     prefills: int
     each: float
     start: float
@@ -22,14 +23,13 @@ class Split(NamedTuple):
     def prefill_tokens(self) -> int:
         return round(self.prefills * self.each)
 
-    @property
-    def prefill_context(self) -> int:
-        """KV positions that the prefills see, each counted once."""
-        return round(self.prefills * (self.start + self.each))
-
     def decode_window(self, window: int) -> int:
         """KV positions that the decodes read where a query sees at most `window`; contexts are taken as equal."""
         return min(self.context, self.decodes * window)
+
+    def seen_window(self, window: int) -> int:
+        """KV positions that the prefills see where a query sees at most `window`."""
+        return min(self.seen, round(self.prefills * (self.each + window)))
 
     def pairs_window(self, window: int) -> int:
         """Query-key pairs of the prefills where a query sees at most `window`, itself included."""
@@ -48,7 +48,7 @@ def split(shape: StepShape) -> Split:
     tokens, rows, context, pairs = shape.tokens, shape.rows, shape.context, shape.pairs
     extra = tokens - rows  # tokens beyond one a row
     if pairs <= 0 or extra <= 0:
-        return Split(rows, context, 0, 0.0, 0.0, 0)
+        return Split(rows, context, 0, 0, 0.0, 0.0, 0)
     prefills, count = 1, extra + 1.0
     if count * (count + 1.0) > 2.0 * pairs:
         q = 2.0 * pairs / extra
@@ -59,7 +59,8 @@ def split(shape: StepShape) -> Split:
     decodes = rows - prefills
     merged = extra + 1.0
     left = context - round(pairs / merged + (merged - 1.0) / 2.0)
-    return Split(decodes, max(decodes, left) if decodes else 0, prefills, count, start, pairs)
+    left = min(context, max(decodes, left)) if decodes else 0
+    return Split(decodes, left, context - left, prefills, count, start, pairs)
 
 
 def _seen(position: float, window: int) -> float:
