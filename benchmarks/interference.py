@@ -1,6 +1,6 @@
 """What a long prompt does to everybody else's next token, under each policy: one runtime, one model, one machine.
 
-    python benchmarks/interference.py [--quick] [--smoke] [--json FILE] [--out DIR] [--part PART]... [--minutes M]
+    python benchmarks/interference.py [--quick | --smoke | --lean] [--part PART]... [--minutes M] [--out DIR]
 
 interference  eight steady streams (32 in, 200 out) while a prompt of about 1,000 tokens (16 out) arrives every 2 times
               what prefilling it alone takes (measured first). itl_ms is 3 times the undisturbed gap of the streams.
@@ -17,7 +17,8 @@ cost          how far the cost model is off in steady traffic
 Every preset runs at its vendor's default and at settings that should suit it best: beating defaults proves little. A
 server is started for each; `paceline bench`'s own code drives it. Results go to --out one by one, and what is there is
 not measured again: an interrupted run is taken up by the same command. With --minutes nothing is begun that would end
-later. Figures are written beside the results. docs/interference.md defines every number.
+later; with --lean presets have fewer settings, which halves the time. Figures are written beside the results.
+docs/interference.md defines every number.
 
 --quick is slo and one preset in this process, without a server, in less than a minute; nothing is kept. --smoke goes
 through every part in a few minutes, with sizes that prove nothing.
@@ -34,8 +35,8 @@ from _common import Report, arguments
 from _interference import batch, burst, capacity, cost, figures, streams, tenants
 from _interference.bench import Bench, OutOfTime, State
 from _interference.scenario import FULL, SMOKE, TYPICAL, trace_lengths
+from _interference.variants import LEAN, VARIANTS
 from _interference.variants import SMOKE as FEW
-from _interference.variants import VARIANTS
 from _server import default_model
 
 PARTS = {
@@ -74,7 +75,7 @@ def main() -> int:
         report=report,
         scenario=TYPICAL,
         lengths=lengths,
-        variants=FEW if args.smoke else VARIANTS,
+        variants=FEW if args.smoke else LEAN if args.lean else VARIANTS,
         until_s=time.monotonic() + 60 * args.minutes,
     )
     carry_out(bench, parts)
@@ -87,6 +88,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/interference"), help="where results are kept")
     parser.add_argument("--part", choices=tuple(PARTS), action="append", help="repeatable; all, in order, by default")
     parser.add_argument("--minutes", type=float, default=90.0, help="begin nothing that would end later (90)")
+    parser.add_argument("--lean", action="store_true", help="fewer settings of each preset: half the time")
     parser.add_argument("--smoke", action="store_true", help="every part in small, to see that it works")
     parser.add_argument("--trace", type=Path, default=TRACE, help="the Azure conversation trace of 2023, as CSV")
 

@@ -14,7 +14,7 @@ from typing import Any
 from _common import Report
 from _server import server
 
-from _interference.scenario import Scenario, Size
+from _interference.scenario import COMMON_LOAD, Scenario, Size
 from _interference.variants import SLO, Variant
 
 START_S = 6.0  # until a server is ready and the client has asked it what it needs to know
@@ -123,8 +123,6 @@ class Bench:
     @property
     def common_rate(self) -> float:
         """At which every preset's setting is chosen, in requests a second."""
-        from _interference.scenario import COMMON_LOAD
-
         return COMMON_LOAD * self.scenario.most_per_s(self.lengths)
 
     @property

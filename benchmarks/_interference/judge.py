@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from paceline.measure.metrics import counted, measure
 from paceline.measure.records import ErrorClass, RequestRecord
 from paceline.measure.slo import Slo
@@ -21,9 +23,14 @@ WINDOW = 20  # requests in a row that say whether attainment is back
 
 
 def steady_gaps(records: Iterable[RequestRecord], start_s: float, end_s: float) -> list[float]:
-    """Time between tokens, of those that came between `start_s` and `end_s`. An empty or failed stream is +inf."""
+    """Time between tokens, of those that came between `start_s` and `end_s`. A stream that failed is one gap of +inf.
+
+    A stream that the end of the run cut off counts as far as it came.
+    """
     gaps = []
-    for request in map(measure, counted(records)):
+    for record in records:
+        cut_off = record.error is ErrorClass.CANCELLED
+        request = measure(msgspec.structs.replace(record, error=None) if cut_off else record)
         if not request.ok:
             gaps.append(math.inf)
         gaps += [

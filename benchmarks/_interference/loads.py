@@ -94,7 +94,7 @@ def play(plan: BenchPlan, path: Path) -> Played:
 def play_beside(plan: BenchPlan, path: Path, other: BenchPlan, other_path: Path, *, stop: bool = False) -> list[Played]:
     """Two runs at once on one server: `plan` begins once `other` has begun, and what both gave is returned.
 
-    With `stop`, `other` is stopped when `plan` has ended; what it had running then is in no figure.
+    With `stop`, `other` is stopped when `plan` has ended; what it had running then is recorded as cancelled.
     """
     process = multiprocessing.get_context("spawn").Process(target=_carry, args=(other.to_dict(), str(other_path)))
     process.start()

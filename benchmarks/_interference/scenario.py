@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCALE = 8  # lengths of the trace are divided by this for a machine of this size
-COMMON_LOAD = 0.7  # at which each preset's setting is chosen: of what the machine could do without any targets
+COMMON_LOAD = 0.8  # at which each preset's setting is chosen: of what the machine could do without any targets
 STREAMS, STREAM_IN = 8, 32
 
 
@@ -19,8 +19,8 @@ class Size:
     stream_out: int = 200
     long_in: int = 1000
     long_out: int = 16
-    sweep_newcomers: int = 6  # of each variant's first run
-    newcomers: int = 10  # of the runs that are told
+    sweep_newcomers: int = 5  # of each variant's first run
+    newcomers: int = 8  # of the runs that are told
     rounds: int = 3
     requests: int = 90  # of a run at one rate
     least_requests: int = 45  # of one at a low rate
@@ -29,7 +29,7 @@ class Size:
     burst_s: float = 10.0
     after_s: float = 60.0
     window: int = 20  # requests in a row that say whether attainment is back
-    quiet_requests: int = 30  # of the tenant who does not flood
+    quiet_requests: int = 24  # of the tenant who does not flood
     flood_slots: int = 32
     steady_s: float = 60.0  # of the parts with traffic that stays the same
     batch_requests: int = 400

@@ -129,9 +129,7 @@ def _key(turn: int, name: str) -> str:
 
 
 def _about_s(bench: Bench, newcomers: int) -> float:
-    """A stream's last tokens run on after the last newcomer."""
-    scenario = bench.scenario
-    return START_S + 4.0 + newcomers * scenario.period_s + bench.size.stream_out * scenario.itl_s / 2
+    return START_S + 3.0 + newcomers * bench.scenario.period_s + bench.scenario.ttft_s
 
 
 def _run(bench: Bench, variant: Variant, key: str, newcomers: int) -> dict[str, Any]:
@@ -145,11 +143,13 @@ def _run(bench: Bench, variant: Variant, key: str, newcomers: int) -> dict[str, 
             tokens_in=STREAM_IN,
             tokens_out=size.stream_out,
             count=STREAMS,
-            duration_s=newcomers * period_s + 2.0,  # the newcomers begin a little later
+            duration_s=3600.0,  # they are stopped when the last newcomer has ended
         )
         plan = plan_of(url, Load(arrivals=Arrivals.TRACE), f"{key}:newcomers")
         # Requests that warm up would disturb the streams before anything is measured, longest where they take longest.
         plan = msgspec.structs.replace(plan, client=msgspec.structs.replace(plan.client, warmup_requests=0))
         plan = with_trace(plan, bench.state.folder / "newcomers.jsonl", rows)
-        came, streamed = play_beside(plan, bench.state.scratch(key), steady, bench.state.scratch(f"{key} streams"))
+        came, streamed = play_beside(
+            plan, bench.state.scratch(key), steady, bench.state.scratch(f"{key} streams"), stop=True
+        )
     return streams_row(streamed.records, came.records, period_s, came.zero_s - streamed.zero_s)

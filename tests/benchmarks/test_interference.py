@@ -7,6 +7,7 @@ import math
 import random
 from pathlib import Path
 
+import msgspec
 import pytest
 from _interference import judge
 from _interference.bench import State
@@ -34,6 +35,8 @@ def test_gaps_count_while_newcomers_disturb() -> None:
     whole = judge.steady_gaps([stream], 0.0, 9.0)
     assert len(whole) == 11
     assert sum(gap > 0.2 for gap in whole) == 1
+    cut_off = msgspec.structs.replace(stream, error=ErrorClass.CANCELLED)
+    assert judge.steady_gaps([cut_off], 0.0, 9.0) == whole, "the end of the run cut it off; its gaps were real"
 
 
 def test_a_stream_that_failed_is_infinitely_slow_and_a_newcomer_that_failed_infinitely_late() -> None:
