@@ -269,6 +269,8 @@ def test_what_it_does_not_know_it_says() -> None:
     assert not guess.known
     assert guess.high / guess.seconds > known.high / known.seconds
     assert guess.low < guess.seconds
+    # Rows longer than the model takes.
+    assert not AnalyticCost(deploy("llama-3-8b", "h100")).predict(decodes(8, 10_000)).known
     # A step larger than any kernel was measured at.
     assert not AnalyticCost(deploy("llama-3-8b", "h100")).predict(StepShape(MOST_TOKENS + 1, 1, 1, 1)).known
 

@@ -53,6 +53,7 @@ class AnalyticCost:
         self.host = host or FAMILIES.get(silicon.family, FAMILIES["generic"]).host
         self.knows_chip = bool(deployment.chip.tflops) and (kernels is not None or silicon.family in FAMILIES)
         self._work = Work(deployment, self.kernels)
+        self._most_context = deployment.model.max_context or MOST_TOKENS
         self._by_tokens: dict[int, _Part] = {}
         self._by_rows: dict[int, _Part] = {}
         self._ratios: deque[float] = deque(maxlen=WINDOW)
@@ -71,14 +72,16 @@ class AnalyticCost:
         """Seconds from the start of the step to its tokens, through all pipeline stages.
 
         `known` is false where the chip's family or arithmetic rate is a guess, where a kernel's source does not reach,
-        or where the step is larger than any kernel was measured at; the range is wider then.
+        where the step is larger than any kernel was measured at, or where its rows are longer than the model takes; the
+        range is wider then.
         """
         tokens, rows = shape.tokens, shape.rows
         if tokens <= 0 or rows <= 0:
             return Estimate(0.0, 0.0, 0.0)
         by_tokens = self._by_tokens.get(tokens) or self._remember(self._by_tokens, tokens, self._work.of_tokens)
         by_rows = self._by_rows.get(rows) or self._remember(self._by_rows, rows, self._work.of_rows)
-        attention_s, known = 0.0, self.knows_chip and tokens <= MOST_TOKENS and by_tokens.known and by_rows.known
+        known = self.knows_chip and tokens <= MOST_TOKENS and shape.context <= rows * self._most_context
+        attention_s, known = 0.0, known and by_tokens.known and by_rows.known
         for operation in self._work.of_attention(split(shape)):
             attention_s += operation.seconds
             known = known and operation.known
@@ -122,8 +125,10 @@ class AnalyticCost:
         return found[len(found) // 2], found[min(len(found) - 1, int(0.95 * len(found)))]
 
     def _host_s(self, rows: int) -> float:
+        """Copies of the attention have a host process each, which sees to its own rows."""
         host = self.host
-        return host.step_s + host.row_s * rows + host.layer_s * self.deployment.model.layers
+        mine = self._work.rank_tokens(rows)
+        return host.step_s + host.row_s * mine + host.layer_s * self.deployment.model.layers
 
     def _remember(self, parts: dict[int, _Part], key: int, of: Callable[[int], Iterator[Operation]]) -> _Part:
         """The sum of a group, kept."""
