@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 import paceline.measure.cli  # noqa: F401  # puts the commands into `bench`
-from paceline.app.commands import batch, calibrate, chat, generate, keys, models, plan, serve, show, timeline
+from paceline.app.commands import batch, calibrate, chat, generate, keys, models, plan, serve, show, simulate, timeline
 from paceline.errors import ConfigError, EngineError, ModelError, ModelNotFound, PacelineError, RequestError
 from paceline.measure.cli_base import app as bench
 from paceline.version import __version__
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (serve, chat, generate, batch, calibrate, models, plan, show, timeline, keys):
+for group in (serve, chat, generate, batch, calibrate, models, plan, simulate, show, timeline, keys):
     group.register(app)
 app.add_typer(bench)
 

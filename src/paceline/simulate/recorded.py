@@ -14,6 +14,17 @@ from paceline.errors import ConfigError
 from paceline.simulate.backend import STOP
 from paceline.simulate.traffic import Arrival, ListTraffic
 
+_HEAD = b'{"log":'
+
+
+def is_call_log(path: str | Path) -> bool:
+    """Whether a file begins like a call log. False for one that cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(_HEAD)) == _HEAD
+    except OSError:
+        return False
+
 
 @dataclass(slots=True)
 class _Asked:

@@ -1,0 +1,275 @@
+"""The options of `paceline simulate`, one field each, and the engine and plan they make."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+
+import typer
+
+from paceline.app.settings import KVSettings, SchedulerSettings
+from paceline.core.config import SchedulerConfig
+from paceline.errors import ConfigError
+from paceline.measure.options import BenchOptions, seconds, to_plan, usage_error
+from paceline.measure.plan import BenchPlan
+
+if TYPE_CHECKING:
+    from paceline.cost.deployment import Deployment
+    from paceline.cost.fit import Calibration
+    from paceline.simulate.run import EngineSetup
+
+GIB = 1 << 30
+_ENGINE, _AROUND = "Engine", "Around the engine"
+R = TypeVar("R")
+
+# What of `paceline bench` has a meaning here: load, prompts and judging. A real client's needs do not.
+LOAD_OPTIONS = (
+    *("rate", "concurrency", "max_concurrency", "requests", "duration", "arrivals", "burstiness", "ramp_to"),
+    *("burst_rate", "burst_every", "burst_for", "stagger", "trace", "trace_format", "trace_speed", "trace_skip"),
+    *("trace_limit", "seed", "input", "output", "prompts", "prefix_tokens", "prefix_groups", "prefix_share", "turns"),
+    *("think", "turn_input", "timeout", "gate", "slo", "price_per_hour", "out", "name", "as_json", "quiet"),
+)
+
+
+def _option(panel: str, help: str, *names: str) -> Any:  # noqa: A002  typer's own word
+    return typer.Option(*names, rich_help_panel=panel, help=help, show_default=not names)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """What is simulated. Durations are texts, such as 16ms."""
+
+    model: Annotated[
+        str | None, _option(_ENGINE, "A name (`paceline plan --list`), a folder, config.json, .gguf.", "--model", "-m")
+    ] = None
+    chip: Annotated[str | None, _option(_ENGINE, "A name, or a .toml file with one of your own.", "--chip", "-c")] = (
+        None
+    )
+    calibration: Annotated[
+        Path | None, _option(_ENGINE, "Step times measured by `paceline calibrate`, in place of model and chip.")
+    ] = None
+    tp: Annotated[int, _option(_ENGINE, "Tensor parallel.")] = 1
+    pp: Annotated[int, _option(_ENGINE, "Pipeline parallel; steps follow each other, they do not overlap.")] = 1
+    ep: Annotated[int, _option(_ENGINE, "Expert parallel, over the chips of tp.")] = 1
+    weights: Annotated[str, _option(_ENGINE, "bf16, fp8, int4, q4_k_m, ...; auto: as published.")] = "auto"
+    kv_dtype: Annotated[str, _option(_ENGINE, "bf16, fp8; auto: 16 bits.")] = "auto"
+    num_blocks: Annotated[
+        int | None, _option(_ENGINE, "KV blocks, as the real engine's log tells; without it they are worked out.")
+    ] = None
+    utilization: Annotated[
+        float | None, _option(_ENGINE, "Share of a chip's memory that is given out, as vLLM counts it; else --kv-share")
+    ] = None
+    request_overhead: Annotated[
+        str | None,
+        _option(_AROUND, "From a client's send to the scheduler. Without it: the calibration's, or the chip family's."),
+    ] = None
+    response_overhead: Annotated[
+        str | None, _option(_AROUND, "From the end of a step to the client's read. Without it: the calibration's, or 0")
+    ] = None
+    max_tokens: Annotated[
+        int | None, _option(_AROUND, "What clients ask for where they get less; policies that reserve look at it.")
+    ] = None
+    class_share: Annotated[
+        list[str] | None, _option(_AROUND, "CLASS=WEIGHT: classes of requests that name none. Repeatable.")
+    ] = None
+    jitter: Annotated[bool, _option(_AROUND, "Draw step times from their range instead of the expected time.")] = False
+    oracle: Annotated[
+        bool, _option(_AROUND, "The slo policy knows the hardware's law, instead of learning from steps.")
+    ] = False
+    overload_after: Annotated[
+        str, _option(_AROUND, "Stop when those who wait would need longer than this to be started.")
+    ] = "600s"
+
+
+def takes(kind: type, name: str, only: Iterable[str] = ()) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command the fields of a dataclass as options of its own; it receives the object as `name`."""
+    hints = get_type_hints(kind, include_extras=True)
+    wanted = set(only)
+    chosen = [field for field in fields(kind) if not wanted or field.name in wanted]
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        own = inspect.signature(command, eval_str=True)
+        mine = [parameter for parameter in own.parameters.values() if parameter.name != name]
+        added = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=hints[field.name],
+            )
+            for field in chosen
+        ]
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> R:
+            return command(**{name: kind(**{field.name: values.pop(field.name) for field in chosen}), **values})
+
+        wrapper.__signature__ = own.replace(  # type: ignore[attr-defined]
+            parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*mine, *added)]
+        )
+        wrapper.__annotations__ = {p.name: p.annotation for p in (*mine, *added)}
+        return wrapper
+
+    return decorate
+
+
+def plan_of(load: BenchOptions, setup: EngineSetup, *, needs_load: bool = True) -> BenchPlan:
+    """The plan of a command line; its target is the simulated engine."""
+    return to_plan(f"simulated:{setup.target['model']}", load, needs_load=needs_load)
+
+
+def setup_of(options: EngineOptions, scheduler: SchedulerSettings, kv: KVSettings) -> EngineSetup:
+    """The engine that the options describe. ConfigError says what cannot be, and what could."""
+    if options.calibration is None:
+        return _analytic(options, scheduler, kv)
+    from paceline.cost.fit import load_calibration
+
+    return _calibrated(options, scheduler, kv, load_calibration(options.calibration))
+
+
+def _analytic(options: EngineOptions, scheduler: SchedulerSettings, kv: KVSettings) -> EngineSetup:
+    """From datasheets."""
+    from paceline.cost.analytic import AnalyticCost
+    from paceline.cost.catalogue import find_chip, find_model, user_files
+    from paceline.cost.deployment import Deployment
+    from paceline.simulate.overheads import Overheads
+    from paceline.simulate.run import EngineSetup
+
+    if options.model is None or options.chip is None:
+        missing = " and ".join(f"--{name}" for name in ("model", "chip") if getattr(options, name) is None)
+        raise ConfigError(
+            f"{missing} must be given, such as --model llama-3-8b --chip h100 (`paceline plan --list` names what there "
+            "is), or --calibration with a file that `paceline calibrate` has written"
+        )
+    files = user_files(os.environ)
+    deployment = Deployment(
+        find_model(options.model, _of("models", files)),
+        find_chip(options.chip, _of("chips", files)),
+        tp=options.tp,
+        pp=options.pp,
+        ep=options.ep,
+        weights=options.weights,
+        kv=options.kv_dtype,
+    )
+    cost = AnalyticCost(deployment)
+    blocks = _blocks(options, kv, deployment, scheduler)
+    before, after = cost.request_s, 0.0
+    if options.request_overhead is not None:
+        before = seconds("--request-overhead", options.request_overhead)
+    if options.response_overhead is not None:
+        after = seconds("--response-overhead", options.response_overhead)
+    most = blocks * kv.block_size
+    return EngineSetup(
+        config=_config(scheduler, kv, blocks, min(scheduler.max_model_len or most, most)),
+        cost=cost,
+        target={
+            "model": deployment.model.name,
+            "chip": deployment.chip.name,
+            "layout": deployment.layout,
+            "quantization": deployment.weights,
+        },
+        overheads=Overheads(before_s=before, after_s=after),
+        **_around(options, scheduler),
+    )
+
+
+def _calibrated(
+    options: EngineOptions, scheduler: SchedulerSettings, kv: KVSettings, calibration: Calibration
+) -> EngineSetup:
+    """From what was measured on a real engine: its step times, its memory, what lies around it."""
+    from paceline.simulate.overheads import Overheads
+    from paceline.simulate.run import EngineSetup
+
+    engine = calibration.engine
+    blocks = options.num_blocks or engine.get("num_blocks")
+    if not blocks:
+        raise ConfigError("the calibration does not say how many KV blocks its engine had: give --num-blocks")
+    longest = scheduler.max_model_len or engine.get("max_model_len") or blocks * kv.block_size
+    told = calibration.overheads
+    before, token = told.before_s, told.before_token_s
+    if options.request_overhead is not None:
+        before, token = seconds("--request-overhead", options.request_overhead), 0.0
+    after, row = told.after_s, told.after_row_s
+    if options.response_overhead is not None:
+        after, row = seconds("--response-overhead", options.response_overhead), 0.0
+    return EngineSetup(
+        config=_config(scheduler, kv, int(blocks), int(longest)),
+        cost=calibration.cost,
+        target={"model": str(engine.get("model", "calibrated")), "calibration": str(options.calibration)},
+        overheads=Overheads(before, token, after, row),
+        **_around(options, scheduler),
+    )
+
+
+def _around(options: EngineOptions, scheduler: SchedulerSettings) -> dict[str, Any]:
+    from paceline.simulate.drive import Limits
+
+    return {
+        "limits": Limits(overload_s=seconds("--overload-after", options.overload_after)),
+        "jitter": options.jitter,
+        "oracle": options.oracle,
+        "max_tokens": options.max_tokens,
+        "class_shares": _shares(options.class_share or ()),
+        "default_class": scheduler.default_class,
+        "call_log": scheduler.call_log,
+    }
+
+
+def _config(scheduler: SchedulerSettings, kv: KVSettings, num_blocks: int, max_model_len: int) -> SchedulerConfig:
+    return SchedulerConfig(
+        num_blocks=num_blocks,
+        max_model_len=max_model_len,
+        block_size=kv.block_size,
+        max_num_batched_tokens=scheduler.max_num_batched_tokens,
+        max_num_seqs=scheduler.max_num_seqs,
+        prefix_caching=kv.prefix_caching,
+        max_waiting=scheduler.max_waiting,
+        policy=scheduler.policy,
+        policy_options=scheduler.policy_options,
+        classes=scheduler.classes,
+    )
+
+
+def _blocks(options: EngineOptions, kv: KVSettings, deployment: Deployment, scheduler: SchedulerSettings) -> int:
+    """KV blocks: as given, as many as a size holds, or what the chip's memory leaves."""
+    if options.num_blocks is not None:
+        if options.num_blocks < 1:
+            raise usage_error("at least one block", "--num-blocks")
+        return options.num_blocks
+    if kv.kv_gib is not None:
+        return max(1, int(kv.kv_gib * GIB / (deployment.kv_bytes_per_token * kv.block_size)))
+    whole = options.utilization is not None
+    utilization = options.utilization if options.utilization is not None else kv.kv_share or 0.9
+    memory = deployment.memory(
+        block_size=kv.block_size,
+        utilization=utilization,
+        share_of="total" if whole else "free",
+        step_tokens=scheduler.max_num_batched_tokens,
+        max_rows=scheduler.max_num_seqs,
+    )
+    if memory.num_blocks < 1:
+        deployment.require_fit(utilization=utilization)  # which says what would fit
+        raise ConfigError(f"{deployment.layout} leaves no memory for KV: {memory.line()}")
+    return memory.num_blocks
+
+
+def _shares(given: Iterable[str]) -> Mapping[str, float]:
+    shares: dict[str, float] = {}
+    for text in given:
+        name, equals, weight = text.partition("=")
+        try:
+            shares[name.strip()] = float(weight)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise usage_error(f"{text!r} is not CLASS=WEIGHT, such as interactive=0.3", "--class-share")
+    return shares
+
+
+def _of(kind: str, files: tuple[Path, ...]) -> tuple[Path, ...]:
+    return tuple(path for path in files if path.stem == kind)
