@@ -185,7 +185,7 @@ def test_a_percentile_stricter_than_the_usual_leaves_more_room() -> None:
         rng = random.Random(3)
         kind = TrafficClass("chat", ttft_s=2.0, itl_s=0.1, percentile=percentile)
         noisy: Law = lambda shape: cpu(shape) * rng.lognormvariate(0.0, 0.08)  # noqa: B023, E731
-        run = Sim(start("slo", noisy, classes=(kind, BATCH)), noisy)
+        run = Sim(start("slo", noisy, classes=(kind, BATCH), pace="gap"), noisy)
         run.play([*streams(8, 400), *(ask(1.0 + n, f"b{n}", 1200, 2, kind="batch") for n in range(10))])
         gaps = [gap for life in run.of("s") for gap in life.gaps]
         shares.append(sum(gap > 0.1 for gap in gaps) / len(gaps))

@@ -37,7 +37,9 @@ from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 FEW_GAPS = 10.0  # a share of the gaps may be late, which of a short answer's is none: aim at so much less
 CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
 MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
-EARLY = 0.8  # of the promised gap: tokens held are shown so long apart
+EARLY = 0.9  # of the promised gap: tokens held are shown so long apart
+SPENT = 0.8  # of the time to the earliest deadline that a step is expected to take, where tokens are held
+LONGEST = 2.0  # promised gaps that a step takes at most, whatever is held: whoever comes meanwhile waits
 CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
 
 
@@ -165,12 +167,18 @@ class Slo(Policy):
         if step.cost is None:
             return step
         alone_s = step.takes_s(step.shape) if rows else 0.0
+        if self.pace == "even":
+            # What a step leaves of the time, the next one has. So streams live on a reserve, out of which a step that
+            # takes longer than expected is paid; in the long run steps still take what their readers take a token.
+            step.share = SPENT
         newcomer_s = self.step_share * desk.tightest_ttft_s
         step.limit_s = newcomer_s if alone_s < newcomer_s else self.stretch * alone_s
         kept = [gap for gap in due_s if gap >= alone_s]
         crowded = False
         if kept:
-            step.limit_s = min(step.limit_s, min(due_s[gap] for gap in kept) - desk.now)
+            step.limit_s = min(
+                step.limit_s, LONGEST / step.share * min(kept), min(due_s[gap] for gap in kept) - desk.now
+            )
         elif due_s and max(due_s) < step.takes_s(StepShape(1, 1, context // rows, 0)):  # not even for one alone
             step.limit_s = min(step.limit_s, self.stretch * alone_s)
         elif due_s:  # too many at once: until some have ended, nobody joins and prompts all but stand still

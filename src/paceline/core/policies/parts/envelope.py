@@ -25,6 +25,7 @@ class Envelope:
         self.limit_s = inf  # how long the step may get
         self.first_s = inf  # the earliest deadline of a first token that comes at its end
         self.percentile = 0.5  # share of such steps that must not take longer
+        self.share = 1.0  # of the limit that a step should be expected to take at most
         self.shape = StepShape()
         self.prefilled = 0  # tokens of prompts in it
         self.full = False  # whether somebody wanted more time than was left
@@ -39,6 +40,13 @@ class Envelope:
         estimate = self.cost.predict(shape)
         return estimate.seconds + (estimate.high - estimate.seconds) * _margins(self.percentile)
 
+    def needs_s(self, shape: StepShape) -> float:
+        """How long such a step must be allowed: what it takes at most, and its share. Only with a cost model."""
+        assert self.cost is not None
+        estimate = self.cost.predict(shape)
+        most_s = estimate.seconds + (estimate.high - estimate.seconds) * _margins(self.percentile)
+        return max(most_s, estimate.seconds / self.share)
+
     def hold(self, rows: int, context: int) -> None:
         """Put in so many decodes, which read so many KV positions."""
         self.shape = with_decodes(self.shape, rows, context)
@@ -52,17 +60,17 @@ class Envelope:
         """How many of `wanted` tokens from position `start` on still fit. Times never fall as tokens are added."""
         if self.limit_s == inf or wanted <= 0:
             return wanted
-        high, high_s = wanted, self.takes_s(self.shape.plus(start, wanted))
+        high, high_s = wanted, self.needs_s(self.shape.plus(start, wanted))
         if high_s <= self.limit_s:
             return wanted
-        low, low_s = 0, self.takes_s(self.shape)
+        low, low_s = 0, self.needs_s(self.shape)
         # Times are nearly straight in the tokens, so guesses by proportion close in from both sides; a few suffice.
         for _ in range(4):
             if low_s >= self.limit_s or high - low <= max(1, low // 64):
                 break
             guess = low + int((high - low) * (self.limit_s - low_s) / (high_s - low_s))
             guess = min(max(guess, low + 1), high - 1)
-            guess_s = self.takes_s(self.shape.plus(start, guess))
+            guess_s = self.needs_s(self.shape.plus(start, guess))
             if guess_s <= self.limit_s:
                 low, low_s = guess, guess_s
             else:
@@ -71,12 +79,12 @@ class Envelope:
 
     def rows(self, contexts: list[int]) -> int:
         """How many decodes with these contexts still fit, in their order."""
-        if self.limit_s == inf or self.takes_s(with_decodes(self.shape, len(contexts), sum(contexts))) <= self.limit_s:
+        if self.limit_s == inf or self.needs_s(with_decodes(self.shape, len(contexts), sum(contexts))) <= self.limit_s:
             return len(contexts)
         low, high = 0, len(contexts) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.takes_s(with_decodes(self.shape, middle, sum(contexts[:middle]))) <= self.limit_s
+            fits = self.needs_s(with_decodes(self.shape, middle, sum(contexts[:middle]))) <= self.limit_s
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 
