@@ -26,6 +26,11 @@ class Expected:
     high: float
     known: bool = True
 
+    @classmethod
+    def exactly(cls, value: float) -> Expected:
+        """A number without a range of its own: a count, or what a search over expected times found."""
+        return cls(value, value, value)
+
 
 @dataclass(frozen=True, slots=True)
 class Value:
@@ -94,7 +99,8 @@ class Line:
     points: tuple[tuple[float, float], ...]
     style: str = "s1"  # a series class of the chart kit
     dots: bool = False
-    titles: tuple[str, ...] = ()  # of the dots
+    titles: tuple[str, ...] = ()  # of the dots, on hovering
+    label: str = ""  # beside its first point
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from paceline.plan.formula import Amount, Formula
 from paceline.plan.units import Unit
 
 DECODE_STEP = "batch * kv_per_sequence / bandwidth + max(2 * active * batch / peak, weights / bandwidth)"
+READING = "(weights + batch * kv_per_sequence) / bandwidth"  # the same where the chip's rate is not known
 PREFILL = "max((2 * active * tokens + attention) / peak, weights / bandwidth)"
 
 _decode_step = Formula(DECODE_STEP)

@@ -24,12 +24,22 @@ def render(case: Case, answers: list[Answer]) -> str:
         body.append(html.paragraph(answer.headline))
         if answer.binds:
             body.append(html.paragraph(f"What binds: {answer.binds}.", "soft"))
-        body.append(html.figures(figure_of(chart) for chart in answer.charts))
+        body += [_narrow(html.figures([figure_of(chart)])) for chart in answer.charts]
         if answer.values:
             body.append(_values(answer.values))
-        body += [_table(table) for table in answer.tables]
+        body += [_apart(_table(table)) for table in answer.tables]
         body += [html.paragraph(note, "soft small") for note in answer.notes]
     return html.page(title, body)
+
+
+def _narrow(content: str) -> str:
+    """A figure alone in its row, no wider than it is read well."""
+    return f'<div style="max-width: 660px; margin: 14px 0">{content}</div>'
+
+
+def _apart(content: str) -> str:
+    """A table with room above it, as several follow each other here."""
+    return f'<div style="margin: 18px 0 4px">{content}</div>'
 
 
 def figure_of(chart: Chart) -> Figure:
@@ -50,6 +60,8 @@ def draw(chart: Chart) -> str:
             plot.points(line.points, line.style, line.name, radius=4.0, titles=line.titles)
         else:
             plot.line(line.points, line.style, line.name)
+        if line.label and line.points:
+            plot.text(line.points[0], line.label, dx=8, dy=14)
     for mark in chart.marks:
         (plot.vertical if mark.axis == "x" else plot.horizontal)(mark.at, mark.text)
     return plot.render(chart.caption)

@@ -10,7 +10,8 @@ import math
 from dataclasses import dataclass, replace
 
 from paceline.plan.case import Case
-from paceline.plan.questions.budget import expected_budget, largest
+from paceline.plan.questions.budget import expected_budget
+from paceline.plan.search import largest
 
 MOST_REPLICAS = 16
 

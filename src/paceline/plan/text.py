@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Literal
 
 from rich.console import Console
@@ -16,20 +17,27 @@ from paceline.plan.units import Unit, show
 
 def print_answers(console: Console, case: Case, answers: list[Answer], *, tables: bool = True) -> None:
     """All of them, with the case they are about at the top."""
-    console.print(Text(describe(case), style="bold"), soft_wrap=True)
+    _print(console, describe(case), style="bold")
     for answer in answers:
         console.print()
-        console.print(Text(answer.question, style="bold underline"))
-        console.print(Text(answer.headline), soft_wrap=False)
+        _print(console, answer.question, style="bold underline")
+        _print(console, answer.headline)
         _print_values(console, answer.values)
         if answer.binds:
-            console.print(Padding(Text.assemble(("binds: ", "bold"), answer.binds), (1, 0, 0, 2)))
+            _print(console, f"binds: {answer.binds}", 2, style="bold")
         for table in answer.tables if tables else ():
-            console.print(Padding(_grid(table), (1, 0, 0, 2)))
+            console.print(Padding(_grid(table), (1, 0, 0, 2), expand=False))
             if table.formula is not None:
-                console.print(Padding(Text(_made_by(table), style="dim"), (0, 0, 0, 2)))
+                _print(console, f"each row: {table.formula.put_in(table.numbers)}", 2, style="dim")
         for note in answer.notes:
-            console.print(Padding(Text(f"note: {note}", style="dim"), (0, 0, 0, 2)))
+            _print(console, f"note: {note}", 2, style="dim")
+
+
+def _print(console: Console, text: str, indent: int = 0, *, style: str = "") -> None:
+    """Text in lines as wide as the console, without spaces at their ends."""
+    space = " " * indent
+    lines = textwrap.fill(text, max(console.width, 40), initial_indent=space, subsequent_indent=space)
+    console.print(Text(lines, style=style), soft_wrap=True)
 
 
 def describe(case: Case) -> str:
@@ -56,9 +64,8 @@ def _print_values(console: Console, values: tuple[Value, ...]) -> None:
         told.append(expected_text(value.expected, value.unit))
         console.print(told, soft_wrap=True)
         if is_derived(value):
-            console.print(Padding(Text(f"= {value.formula}", style="dim"), (0, 0, 0, 6)))
-            if value.working != str(value.formula):
-                console.print(Padding(Text(f"= {value.working}", style="dim"), (0, 0, 0, 6)))
+            for line in dict.fromkeys((str(value.formula), value.working)):
+                _print(console, f"= {line}", 6, style="dim")
 
 
 def is_derived(value: Value) -> bool:
@@ -104,8 +111,3 @@ def cell_text(cell: Cell, unit: Unit) -> str:
     if isinstance(cell, str):
         return cell
     return show(cell, Unit.COUNT if unit in _IN_HEADING else unit)
-
-
-def _made_by(table: Table) -> str:
-    assert table.formula is not None
-    return f"each row: {table.formula.put_in(table.numbers)}"

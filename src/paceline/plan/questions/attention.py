@@ -166,8 +166,8 @@ def _chart(case: Case, works: list[Work]) -> Chart:
     lines = [Line(f"{case.chip.title}, {case.format}", slope, "s1")]
     for at, (intensity, name) in enumerate(points):
         reached = min(roof.peak, intensity * roof.bandwidth)
-        style = f"s{2 + at % 5}" if at < len(works) else "s6"
-        lines.append(Line(name, ((intensity, reached),), style, dots=True, titles=(name,)))
+        style, legend = (f"s{2 + at}", name) if at < len(works) else ("s6", "")
+        lines.append(Line(legend, ((intensity, reached),), style, dots=True, titles=(name,), label=name))
     return Chart(
         caption="Roofline",
         reading="Left of the ridge memory decides and the multipliers wait; right of it compute decides. "

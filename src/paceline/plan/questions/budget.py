@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from paceline.plan.answer import Answer, Cell, Chart, Column, Line, Mark, Table, Value, solve
+from paceline.plan.answer import Answer, Cell, Chart, Column, Expected, Line, Mark, Table, Value, solve
 from paceline.plan.case import Case
 from paceline.plan.formula import Amount
 from paceline.plan.ideal import COMPUTE, KV, WEIGHTS
+from paceline.plan.search import largest
 from paceline.plan.units import Unit, show
 
 BUDGET = "floor(max(0, (itl - batch * kv_per_sequence / bandwidth) * peak / (2 * active) - batch))"
@@ -21,8 +20,7 @@ def ask(case: Case) -> Answer | None:
     if not case.roofline.knows_compute:
         return None
     ideal, found = ideal_budget(case, case.traffic.batch), expected_budget(case, case.traffic.batch)
-    values: list[Value] = [ideal]
-    values.append(solve("token_budget_expected", "prompt tokens a step, expected", Unit.TOKENS, "n", n=_tokens(found)))
+    values: list[Value] = [ideal.expecting(Expected.exactly(found))]
     itl = show(case.targets.itl_s, Unit.SECONDS)
     if found:
         steps = -(-case.traffic.prompt // found)
@@ -81,18 +79,6 @@ def expected_budget(case: Case, batch: int, most: int = MOST) -> int:
     return largest(lambda chunk: case.step_s(batch, chunk) <= case.targets.itl_s, most)
 
 
-def largest(fits: Callable[[int], bool], most: int) -> int:
-    """The largest n up to `most` that fits, where all smaller ones do; 0: none does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def _binds(case: Case) -> str:
     held = case.kv_read()
     kv_s = case.traffic.batch * held / case.roofline.bandwidth
@@ -132,7 +118,8 @@ def _vendors(case: Case) -> Table:
 
 
 def _chart(case: Case, found: int) -> Chart:
-    grid = [0, *(2**power for power in range(4, 15))]
+    most = max(2048, 4 * found)
+    grid = [most * part // 32 for part in range(33)]
     lines = tuple(
         Line(f"{batch} decoding", tuple((chunk, case.step_s(batch, chunk)) for chunk in grid), f"s{at + 1}")
         for at, batch in enumerate(sorted({1, case.traffic.batch, 8 * case.traffic.batch}))

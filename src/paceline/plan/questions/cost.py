@@ -5,6 +5,7 @@ from __future__ import annotations
 from paceline.plan.answer import Answer, Cell, Column, Table, solve
 from paceline.plan.case import Case
 from paceline.plan.formula import Amount, Formula
+from paceline.plan.search import largest
 from paceline.plan.units import Unit, show
 
 PER_MILLION = "price * chips / 3600 / tokens_per_s * 1000000"
@@ -68,14 +69,8 @@ def ask(case: Case) -> Answer | None:
 
 def best_in_time(case: Case) -> int:
     """The most sequences that fit and decode within the ITL target; 0: none."""
-    low, high = 0, case.sequences_that_fit(case.traffic.context)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if case.step_s(middle) <= case.targets.itl_s:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    fits = case.sequences_that_fit(case.traffic.context)
+    return largest(lambda batch: case.step_s(batch) <= case.targets.itl_s, fits)
 
 
 def money(value: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paceline.core.shape import StepShape
-from paceline.plan.answer import Answer, solve
+from paceline.plan.answer import Answer, Expected, solve
 from paceline.plan.case import Case
 from paceline.plan.formula import Amount
 from paceline.plan.ideal import COMPUTE
@@ -27,10 +27,9 @@ def ask(case: Case) -> Answer | None:
         chip_ratio=ratio,
         **case.amounts,
     )
-    values = [ratio, critical]
     turn = linear_turn(case)
     if turn is not None:
-        values.append(solve("critical_batch_expected", "expected", Unit.TOKENS, "turn", turn=Amount(turn, Unit.TOKENS)))
+        critical = critical.expecting(Expected.exactly(turn))
     notes = [
         "tokens a step, of decodes and prompts together: a chunk of a prompt counts with all its tokens",
         "attention is not in it: a sequence's KV is read for that sequence alone, whatever the batch",
@@ -45,7 +44,7 @@ def ask(case: Case) -> Answer | None:
         question="From how many tokens a step on does compute bind?",
         headline=f"From about {digits(critical.value, 3)} tokens a step on the weights are used as fast as they are "
         f"read ({case.format} on {case.chip.title}).",
-        values=tuple(values),
+        values=(ratio, critical),
         binds="reading the weights below it, compute above",
         notes=tuple(notes),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from paceline.plan.answer import Answer, Value, solve
 from paceline.plan.case import Case, rate
 from paceline.plan.formula import Amount
-from paceline.plan.ideal import COMPUTE, DECODE_STEP, WEIGHTS
+from paceline.plan.ideal import COMPUTE, DECODE_STEP, READING, WEIGHTS
 from paceline.plan.units import Unit, show
 
 
@@ -66,7 +66,8 @@ def step_of(case: Case, batch: int, name: str) -> Value:
     put_in["batch"] = Amount(batch, Unit.COUNT)
     put_in["weights"] = Amount(case.roofline.read(batch), Unit.BYTES)
     binds = case.roofline.decode_binds(batch, case.kv_read())
-    step = solve(name, f"a step of {batch}", Unit.SECONDS, DECODE_STEP, **put_in)
+    formula = DECODE_STEP if case.roofline.knows_compute else READING
+    step = solve(name, f"a step of {batch}", Unit.SECONDS, formula, **put_in)
     return step.expecting(case.decode(batch)).bound_by(binds)
 
 

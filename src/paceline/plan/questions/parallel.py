@@ -15,7 +15,7 @@ from paceline.errors import ConfigError
 from paceline.plan.answer import Answer, Cell, Column, Table, Value, solve
 from paceline.plan.case import Case
 from paceline.plan.formula import Amount
-from paceline.plan.questions.budget import largest
+from paceline.plan.search import largest
 from paceline.plan.units import Unit, digits, show
 
 SUMS = "reductions * layers * 2 * (degree - 1) / degree * tokens * hidden * 2 / link"

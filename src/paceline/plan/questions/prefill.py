@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from paceline.plan.answer import Answer, Cell, Chart, Column, Line, Mark, Table, Value, solve
+from paceline.plan.answer import Answer, Cell, Chart, Column, Expected, Line, Mark, Table, Value, solve
 from paceline.plan.case import Case
 from paceline.plan.formula import Amount, Formula
 from paceline.plan.ideal import COMPUTE, PREFILL, WEIGHTS
+from paceline.plan.search import largest
 from paceline.plan.units import Unit, show
 
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -20,14 +21,15 @@ def ask(case: Case) -> Answer | None:
     per_s = solve(
         "prefill_rate", "prompt tokens a second, at most", Unit.TOKENS_PER_S, "peak / (2 * active)", **case.amounts
     )
-    longest = longest_within(case, case.targets.ttft_s)
+    target_s = case.targets.ttft_s
+    longest = largest(lambda n: case.roofline.prefill_s(n, case.attention_flops(n)) <= target_s, MOST_PROMPT)
     fit = solve(
         "longest_prompt",
-        f"longest prompt within {show(case.targets.ttft_s, Unit.SECONDS)}, expected",
+        f"longest prompt within {show(target_s, Unit.SECONDS)}",
         Unit.TOKENS,
         "longest",
         longest=Amount(longest, Unit.TOKENS),
-    )
+    ).expecting(Expected.exactly(largest(lambda n: case.prompt_s(n) <= target_s, MOST_PROMPT)))
     even = _attention_as_long(case)
     expected = f", {show(case.prompt_s(case.traffic.prompt), Unit.SECONDS)} expected"
     return Answer(
@@ -58,30 +60,10 @@ def time_of(case: Case, tokens: int, name: str = "prefill_s") -> Value:
     return prompt.expecting(case.prefill(tokens)).bound_by(binds)
 
 
-def longest_within(case: Case, seconds: float) -> int:
-    """Most tokens whose prefill takes at most so long; 0: not even one."""
-    low, high = 0, MOST_PROMPT
-    while low < high:
-        middle = (low + high + 1) // 2
-        if case.prompt_s(middle) <= seconds:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
 def _attention_as_long(case: Case) -> int | None:
-    """The first length of the table's kind at which the pairs cost as much as the weights; None: at none."""
-    low, high = 1, MOST_PROMPT
-    if case.attention_flops(high) < 2.0 * case.roofline.active * high:
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        if case.attention_flops(middle) >= 2.0 * case.roofline.active * middle:
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    """The least length at which the pairs cost as much as the weights; None: at none looked at."""
+    shorter = largest(lambda n: case.attention_flops(n) < 2.0 * case.roofline.active * n, MOST_PROMPT)
+    return None if shorter == MOST_PROMPT else shorter + 1
 
 
 def _table(case: Case) -> Table:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paceline.plan.answer import Answer, Cell, Chart, Column, Line, Table, solve
 from paceline.plan.case import Case
 from paceline.plan.formula import Amount, Formula
+from paceline.plan.search import largest
 from paceline.plan.units import Unit, show
 
 RELOAD = "latency + kv_bytes / tier_bandwidth"
@@ -86,13 +87,7 @@ def wins_from(case: Case, tier: Tier) -> int | None:
     low, high = losing[-1], 2 * losing[-1]
     if high > LENGTHS[-1]:
         return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if reload_s(case, tier, middle) >= case.prompt_s(middle):
-            low = middle
-        else:
-            high = middle
-    return high
+    return low + 1 + largest(lambda more: reload_s(case, tier, low + more) >= case.prompt_s(low + more), high - low)
 
 
 def _table(case: Case, tiers: tuple[Tier, ...], compute_s: float) -> Table:

@@ -12,6 +12,7 @@ from paceline.core.shape import StepShape
 from paceline.plan.answer import Answer, Cell, Chart, Column, Line, Mark, Table, solve
 from paceline.plan.case import Case
 from paceline.plan.formula import Amount, Formula
+from paceline.plan.search import largest
 from paceline.plan.units import Unit, digits, show
 
 ACCEPTED = "(1 - acceptance**(drafted + 1)) / (1 - acceptance)"
@@ -108,16 +109,9 @@ def break_even(case: Case, batch: int, *, ideal: bool = False) -> float | None:
 
 def _least(holds: Callable[[float], bool]) -> float | None:
     """The least acceptance for which it holds, to a thousandth, where it holds for all greater ones."""
-    low, high = 0, 999
-    if not holds(high / 1000.0):
+    if not holds(0.999):
         return None
-    while low < high:
-        middle = (low + high) // 2
-        if holds(middle / 1000.0):
-            high = middle
-        else:
-            low = middle + 1
-    return low / 1000.0
+    return 0.0 if holds(0.0) else (1 + largest(lambda mills: not holds(mills / 1000.0), 998)) / 1000.0
 
 
 def _table(case: Case) -> Table:
