@@ -28,8 +28,8 @@ from paceline.cost.split import split
 # Where a maker publishes no rate of arithmetic (Apple), prefills need a guess: FLOP per byte of memory bandwidth, as
 # low as general-purpose chips have. Answers that use it say so.
 GUESSED_INTENSITY = 30.0
-# How far off a part of the sum may be, as a share of it. Kernel curves are within these of nine in ten measured rows
-# (docs/efficiency.md); host time depends on the machine around the chip.
+# How far off a part of the sum may be, as a share of it: so that nine in ten measured servings fall inside
+# (tests/cost/test_serving_points.py). Host time depends most on the machine around the chip.
 SPREAD_TOKENS, SPREAD_ATTENTION, SPREAD_HOST, SPREAD_UNKNOWN = 0.15, 0.25, 0.50, 0.50
 MOST_TOKENS = 1 << 20  # in a step; more is outside what kernels are known for
 REMEMBERED = 1 << 15  # token counts and row counts kept

@@ -17,6 +17,9 @@ from paceline.cost.skew import even_equivalent, hottest_share
 from paceline.cost.split import Split
 
 ACTIVATION_BYTES = 2.0  # activations are 16 bits whatever the weights are
+# Short rows (drafts to verify, the end of a prompt) are bound by reading what is before them, as decodes are. From this
+# length on a row does more FLOP for each byte of KV than any chip can keep up with.
+SHORT = 1024
 SAMPLER_BYTES = 12.0  # traffic for one logit of one row: read, widened, normalised, compared
 
 
@@ -175,9 +178,9 @@ class Work:
         share = self.rank_tokens(pairs)
         kv_heads = deployment.kv_heads_per_chip if latent is None else heads
         time = self.kernels.prefill_attention(rows, tokens, share, heads=heads, kv_heads=kv_heads, head_dim=dim)
-        # Short rows (drafts to verify, the end of a prompt) are bound by reading what is before them, as decodes are.
-        reading = self._reading(found.prefills, seen)[0]
-        time = max(time, reading, key=lambda kernel: kernel.seconds)
+        if found.each <= SHORT:
+            reading = self._reading(found.prefills, seen)[0]
+            time = max(time, reading, key=lambda kernel: kernel.seconds)
         moved = self.rank_tokens(seen) * deployment.kv_numbers_per_chip * deployment.kv_precision.bytes
         moved += 2 * ACTIVATION_BYTES * tokens * heads * dim
         return operation(name, layers, 4.0 * share * heads * dim, moved, time)
