@@ -152,6 +152,8 @@ class _Driver:
         if self._given_up and self._given_up[0][0] <= now_s:
             self._give_up(now_s)
         turn = self._replica.turn(now_s)
+        for answer in turn.accepted:
+            self._ledger.accepted(answer)
         if turn.events is not None:
             self._ledger.heard(turn.events, now_s)
         if turn.finished or turn.rejected:

@@ -1,6 +1,7 @@
 """What clients of simulated engines see, as the same rows that `paceline bench` writes: one `RequestRecord` a request.
 
     ledger.sent(arrival)                         # it leaves the client
+    ledger.accepted(answer)                      # an engine takes it, and may set a pace for its tokens
     ledger.heard(events, at_s)                   # tokens of a step that ended at `at_s`
     ledger.finished(finish, at_s)                # -> Ended(arrival, ended_s, ok)
     ledger.refused(rejected, at_s)               # -> Ended
@@ -15,7 +16,8 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from paceline.core.step import Finish, FinishReason, Rejected, RejectReason, StepEvents
+from paceline.core.pace import Pacer
+from paceline.core.step import Accepted, Finish, FinishReason, Rejected, RejectReason, StepEvents
 from paceline.measure.records import ErrorClass, RequestRecord, Usage
 from paceline.simulate.overheads import Overheads
 from paceline.simulate.traffic import Arrival
@@ -46,6 +48,7 @@ class Ledger:
         self._after_s, self._after_row_s = overheads.after_s, overheads.after_row_s
         self._open: dict[str, Arrival] = {}
         self._heard: dict[str, list[float]] = {}  # when each token of an open request was read
+        self._pacers: dict[str, Pacer] = {}  # of open requests whose tokens are shown at a pace
         self.records: list[RequestRecord] = []
         self.failed = 0
 
@@ -61,13 +64,20 @@ class Ledger:
         self._open[name] = arrival
         self._heard[name] = []
 
+    def accepted(self, answer: Accepted) -> None:
+        """An engine takes a request; from now on its tokens are shown at this pace."""
+        if answer.pace is not None:
+            self._pacers[answer.request_id] = Pacer(answer.pace)
+
     def heard(self, events: StepEvents, at_s: float) -> None:
         """Tokens of a step."""
-        heard, read_s, row_s = self._heard, at_s + self._after_s, self._after_row_s
+        heard, pacers, read_s, row_s = self._heard, self._pacers, at_s + self._after_s, self._after_row_s
         for name, tokens in zip(events.ids, events.tokens, strict=True):
             if row_s:
                 read_s += row_s
-            if len(tokens) == 1:
+            if name in pacers:
+                heard[name].extend(pacers[name].show(read_s, len(tokens)))
+            elif len(tokens) == 1:
                 heard[name].append(read_s)
             else:
                 heard[name].extend([read_s] * len(tokens))
@@ -109,7 +119,10 @@ class Ledger:
         reason: str | None = None,
         cached: int | None = None,
     ) -> Ended:
-        arrival, heard = self._open.pop(name), tuple(self._heard.pop(name))
+        arrival, read = self._open.pop(name), self._heard.pop(name)
+        if (pacer := self._pacers.pop(name, None)) is not None:
+            read += pacer.show(max(at_s + self._after_s, read[-1] if read else at_s), 0, end=True)
+        heard = tuple(read)
         closed_s = max(at_s + self._after_s, heard[-1] if heard else at_s)
         ones, kinds, rows, chars = _columns(len(heard))
         spec, planned = arrival.spec, arrival.planned

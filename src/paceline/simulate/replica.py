@@ -21,7 +21,7 @@ from paceline.core.config import SchedulerConfig
 from paceline.core.protocols import CostModel
 from paceline.core.scheduler import Scheduler
 from paceline.core.shape import StepShape
-from paceline.core.step import Finish, FinishReason, Rejected, RequestSpec, StepEvents
+from paceline.core.step import Accepted, Finish, FinishReason, Rejected, RequestSpec, StepEvents
 from paceline.engine.loop import EngineLoop
 from paceline.simulate.backend import SimulatedBackend
 from paceline.simulate.clock import VirtualClock
@@ -47,6 +47,7 @@ class Turn:
     events: StepEvents | None = None  # None: no step ended here
     finished: tuple[Finish, ...] = ()  # all that ended: in the step, or cancelled
     rejected: tuple[Rejected, ...] = ()
+    accepted: tuple[Accepted, ...] = ()  # those whose tokens are to be shown at a pace
 
 
 class Replica:
@@ -123,11 +124,12 @@ class Replica:
             events = self.loop.complete()
             finished = events.finished
         rejected: tuple[Rejected, ...] = ()
+        accepted: tuple[Accepted, ...] = ()
         if self._inbox:
-            rejected, cancelled = self._take_in()
+            accepted, rejected, cancelled = self._take_in()
             finished += cancelled
         self._begin(now_s)
-        return Turn(now_s, events, finished, rejected)
+        return Turn(now_s, events, finished, rejected, accepted)
 
     def warm_up(self) -> None:
         """Teach the scheduler's cost model what an engine's warm-up would have: the first steps, before any request."""
@@ -157,7 +159,8 @@ class Replica:
         if not self._stepping:
             self._due_s = min(self._due_s, max(at_s, self.clock.now()))
 
-    def _take_in(self) -> tuple[tuple[Rejected, ...], tuple[Finish, ...]]:
+    def _take_in(self) -> tuple[tuple[Accepted, ...], tuple[Rejected, ...], tuple[Finish, ...]]:
+        accepted: list[Accepted] = []
         rejected: list[Rejected] = []
         finished: list[Finish] = []
         for entry in self._inbox:
@@ -166,7 +169,10 @@ class Replica:
                 answer = self.loop.submit(head)
                 if isinstance(answer, Rejected):
                     rejected.append(answer)
-                elif isinstance(what, tuple):
+                    continue
+                if answer.pace is not None:
+                    accepted.append(answer)
+                if isinstance(what, tuple):
                     self.backend.will_say(head.request_id, len(head.prompt), what)
             elif isinstance(what, FinishReason):
                 finish = self.loop.cancel(head, what)
@@ -174,7 +180,7 @@ class Replica:
                 if finish is not None:
                     finished.append(finish)
         self._inbox.clear()
-        return tuple(rejected), tuple(finished)
+        return tuple(accepted), tuple(rejected), tuple(finished)
 
     def _begin(self, now_s: float) -> None:
         plan = self.loop.begin()
