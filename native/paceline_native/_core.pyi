@@ -1,0 +1,86 @@
+from typing import Any, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+# What a kernel takes: a CPU tensor of any library that speaks DLPack, or a numpy array. Never copied.
+Buffer = Any
+
+SANITIZED: bool
+
+class Description(TypedDict):
+    kind: str  # "float32", "bfloat16", "int8" or "int4"
+    isa: str
+    in_features: int
+    outputs: int
+    gated: bool
+    has_bias: bool
+    group: int
+    has_minimum: bool
+
+class ThreadSettings(TypedDict):
+    threads: int
+    spin_us: int
+    cores: list[int]
+
+class PackedLinear:
+    """A linear map with weights laid out for this processor: act(x W^T + b) + r, or act(gate) * up + r."""
+
+    def __call__(self, x: Buffer, out: Buffer, activation: str = "none", residual: Buffer | None = None) -> None: ...
+    def unpack(self, out: Buffer) -> None:
+        """Write the weights as the kernels see them, float32 [channels, in_features], to `out`."""
+    def buffer(self) -> NDArray[np.uint8]:
+        """The packed bytes themselves, to be kept in a file; `restore` makes a map of them again."""
+    @property
+    def description(self) -> Description: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def in_features(self) -> int: ...
+    @property
+    def out_features(self) -> int: ...
+
+def isas() -> list[str]: ...
+def isa() -> str: ...
+def use_isa(name: str) -> None: ...
+def available_cores() -> int: ...
+def set_threads(threads: int, spin_us: int = 50, cores: list[int] = []) -> None: ...
+def threads() -> ThreadSettings: ...
+def pack(
+    weight: Buffer,
+    kind: str,
+    bias: Buffer | None = None,
+    gated: bool = False,
+    group: int = 32,
+    minimum: bool = False,
+) -> PackedLinear: ...
+def pack_int8(weight: Buffer, scale: Buffer, bias: Buffer | None = None, gated: bool = False) -> PackedLinear: ...
+def pack_int4(
+    weight: Buffer,
+    scale: Buffer,
+    minimum: Buffer | None = None,
+    group: int = 32,
+    bias: Buffer | None = None,
+    gated: bool = False,
+) -> PackedLinear: ...
+def restore(description: Description, data: Buffer) -> PackedLinear: ...
+def paged_attention(
+    q: Buffer,
+    k: Buffer,
+    v: Buffer,
+    keys: Buffer,
+    values: Buffer,
+    slots: Buffer,
+    tables: Buffer,
+    row_starts: Buffer,
+    context_lens: Buffer,
+    out: Buffer,
+    scale: float,
+    window: int = ...,
+    softcap: float = 0.0,
+    sinks: Buffer | None = None,
+) -> None: ...
+def rms_norm(x: Buffer, weight: Buffer, eps: float, out: Buffer, residual: Buffer | None = None) -> None: ...
+def gate(x: Buffer, out: Buffer, activation: str = "silu") -> None: ...
+def rope(x: Buffer, cos: Buffer, sin: Buffer) -> None: ...
+def argmax(x: Buffer, out: Buffer) -> None: ...

@@ -1,0 +1,24 @@
+// The kernels for AVX2, FMA and F16C: any x86-64 since 2013.
+#include <immintrin.h>
+
+#include "../jobs.h"
+
+namespace paceline {
+namespace {
+#include "vec.h"
+//
+#include "linear.h"
+//
+#include "attention.h"
+//
+#include "rows.h"
+}  // namespace
+
+const Kernels& kernels_avx2() {
+  static const Kernels kernels = {
+      "avx2",       kPanel,        kFloatRows,   kIntegerRows, kQueryPanel, prepare, multiply, attention_scratch,
+      attend_chunk, attend_decode, merge_decode, rms_norm,     gate,        rope,    argmax};
+  return kernels;
+}
+
+}  // namespace paceline

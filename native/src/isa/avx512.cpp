@@ -1,0 +1,24 @@
+// The kernels for AVX-512 F, BW, DQ, VL and VNNI.
+#include <immintrin.h>
+
+#include "../jobs.h"
+
+namespace paceline {
+namespace {
+#include "vec.h"
+//
+#include "linear.h"
+//
+#include "attention.h"
+//
+#include "rows.h"
+}  // namespace
+
+const Kernels& kernels_avx512() {
+  static const Kernels kernels = {
+      "avx512",     kPanel,        kFloatRows,   kIntegerRows, kQueryPanel, prepare, multiply, attention_scratch,
+      attend_chunk, attend_decode, merge_decode, rms_norm,     gate,        rope,    argmax};
+  return kernels;
+}
+
+}  // namespace paceline

@@ -1,0 +1,440 @@
+#include "linear.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "cpu.h"
+#include "pool.h"
+
+namespace paceline {
+namespace {
+
+// Products of 127 * 255 must fit a 32-bit sum over all inputs.
+constexpr int64_t kMostInputs = 65536;
+// A row tile is read once a panel: it should stay in the second-level cache beside the panels that stream through.
+constexpr int64_t kTileBytes = 256 * 1024;
+// Below this many multiplications a job is not worth waking a thread for.
+constexpr int64_t kWorthSharing = 64 * 1024;
+constexpr int64_t kItemsPerThread = 8;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+int64_t rounded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+std::shared_ptr<void> aligned_memory(int64_t bytes) {
+  const size_t size = static_cast<size_t>(std::max<int64_t>(bytes, 64));
+  const bool large = size >= 2 * kHugePage;
+  const size_t alignment = large ? kHugePage : 64;
+  const size_t whole = (size + alignment - 1) / alignment * alignment;
+  void* memory = std::aligned_alloc(alignment, whole);
+  if (!memory) throw std::bad_alloc();
+  if (large) madvise(memory, whole, MADV_HUGEPAGE);  // fewer address look-ups; no matter where refused
+  std::memset(memory, 0, size);
+  return std::shared_ptr<void>(memory, std::free);
+}
+
+uint16_t to_float16(float x) {
+  const _Float16 half = static_cast<_Float16>(x);
+  uint16_t bits;
+  std::memcpy(&bits, &half, sizeof bits);
+  return bits;
+}
+
+float from_float16(uint16_t bits) {
+  _Float16 half;
+  std::memcpy(&half, &bits, sizeof bits);
+  return static_cast<float>(half);
+}
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+uint16_t to_bfloat16(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  if (std::isnan(x)) return static_cast<uint16_t>((bits >> 16) | 0x40);
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+float from_bfloat16(uint16_t half) {
+  const uint32_t bits = static_cast<uint32_t>(half) << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// One group of a channel of int4 weights.
+struct Int4Group {
+  uint8_t q[128];
+  uint16_t scale, minimum;  // float16
+};
+
+// A scale as float16. Infinity would make all of its weights NaN, zero would lose them.
+uint16_t checked_scale(float scale) {
+  const uint16_t bits = to_float16(scale);
+  if (!std::isfinite(scale) || (bits & 0x7fff) >= 0x7c00 || ((bits & 0x7fff) == 0 && scale != 0)) {
+    throw std::invalid_argument("int4 weights have a scale or minimum of " + std::to_string(scale) +
+                                ", which float16 does not hold");
+  }
+  return bits;
+}
+
+// Minimums may be as small as they like: beside them, zero is as good.
+uint16_t checked_minimum(float minimum) {
+  const uint16_t bits = to_float16(minimum);
+  return (bits & 0x7fff) == 0 ? bits : checked_scale(minimum);
+}
+
+uint8_t nearest(float x) { return static_cast<uint8_t>(std::clamp(std::nearbyint(x), 0.0f, 15.0f)); }
+
+// `count` weights, `group` places: the rest is what a weight of zero would be, and meets activations of zero.
+void quantize_group(const float* w, int64_t count, int64_t group, bool with_minimum, Int4Group& out) {
+  float low = 0, high = 0, most = 0;  // most: the largest magnitude with its sign
+  for (int64_t i = 0; i < count; ++i) {
+    if (!std::isfinite(w[i])) throw std::invalid_argument("weights are not finite");
+    low = std::min(low, w[i]);
+    high = std::max(high, w[i]);
+    if (std::fabs(w[i]) > std::fabs(most)) most = w[i];
+  }
+  // 16 levels over the range; without a minimum, -8 steps reach the largest magnitude, whichever its sign.
+  float scale = with_minimum ? (high - low) / 15.0f : most / -8.0f;
+  if ((to_float16(scale) & 0x7fff) == 0) scale = 0;  // such weights are zero beside any others
+  out.scale = checked_scale(scale);
+  out.minimum = with_minimum ? checked_minimum(low) : 0;
+  const float step = from_float16(out.scale), base = with_minimum ? from_float16(out.minimum) : 0;
+  for (int64_t i = 0; i < group; ++i) {
+    const float value = i < count ? w[i] : 0;
+    out.q[i] = step == 0 ? (with_minimum ? 0 : 8) : nearest((value - base) / step + (with_minimum ? 0.0f : 8.0f));
+  }
+}
+
+void check(const LinearShape& shape) {
+  if (shape.in_features < 1 || shape.outputs < 1) {
+    throw std::invalid_argument("a linear map needs at least one input and one output");
+  }
+  const bool integers = shape.kind == WeightKind::kInt8 || shape.kind == WeightKind::kInt4;
+  if (integers && shape.in_features > kMostInputs) {
+    throw std::invalid_argument("int8 and int4 weights take at most " + std::to_string(kMostInputs) + " inputs, not " +
+                                std::to_string(shape.in_features));
+  }
+  if (shape.kind == WeightKind::kInt4 && shape.group != 32 && shape.group != 64 && shape.group != 128) {
+    throw std::invalid_argument("group is " + std::to_string(shape.group) + "; it must be 32, 64 or 128");
+  }
+}
+
+// Runs `fill(panel)` for all panels; the first error that any raises is raised here.
+template <class Fill>
+void for_panels(int64_t panels, const Fill& fill) {
+  std::exception_ptr error;
+  std::atomic<bool> failed{false};
+  parallel(panels, [&](int64_t panel) {
+    try {
+      if (!failed.load()) fill(panel);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+    }
+  });
+  if (error) std::rethrow_exception(error);
+}
+
+}  // namespace
+
+PackedLinear::PackedLinear(const LinearShape& shape) : shape_(shape), kernels_(&kernels()) {
+  check(shape);
+  shape_.isa = kernels_->name;
+  const int64_t panel = kernels_->panel, each = rounded(shape.outputs, panel) / panel;
+  panels_ = shape.gated ? 2 * each : each;
+  const int64_t unit = shape.kind == WeightKind::kInt8 ? 4 : shape.kind == WeightKind::kInt4 ? shape.group : 1;
+  depth_ = rounded(shape.in_features, unit);
+  switch (shape.kind) {
+    case WeightKind::kFloat32: panel_bytes_ = depth_ * panel * 4; break;
+    case WeightKind::kBFloat16: panel_bytes_ = depth_ * panel * 2; break;
+    case WeightKind::kInt8: panel_bytes_ = depth_ * panel; break;
+    case WeightKind::kInt4:
+      panel_bytes_ = depth_ * panel / 2 + depth_ / shape.group * panel * 2 * (shape.has_minimum ? 2 : 1);
+      break;
+  }
+  panel_bytes_ = rounded(panel_bytes_, 64);
+  const int64_t words = rounded(panels_ * panel * 4, 64);
+  const bool int8 = shape.kind == WeightKind::kInt8;
+  scale_at_ = panels_ * panel_bytes_;
+  sum_at_ = scale_at_ + (int8 ? words : 0);
+  bias_at_ = sum_at_ + (int8 ? words : 0);
+  bytes_ = bias_at_ + (shape.has_bias ? words : 0);
+}
+
+void PackedLinear::allocate() {
+  owner_ = aligned_memory(bytes_);
+  data_ = static_cast<uint8_t*>(owner_.get());
+}
+
+int64_t PackedLinear::channel_of(int64_t panel, int64_t lane) const {
+  const int64_t column = (shape_.gated ? panel / 2 : panel) * kernels_->panel + lane;
+  if (column >= shape_.outputs) return -1;
+  return shape_.gated && panel % 2 ? shape_.outputs + column : column;
+}
+
+void PackedLinear::store_bias(const float* bias) {
+  if (!shape_.has_bias) return;
+  float* const out = reinterpret_cast<float*>(data_ + bias_at_);
+  for (int64_t i = 0; i < panels_ * kernels_->panel; ++i) {
+    const int64_t channel = channel_of(i / kernels_->panel, i % kernels_->panel);
+    out[i] = channel < 0 ? 0 : bias[channel];
+  }
+}
+
+template <class Read>
+void PackedLinear::pack_floats(const Read& read) {
+  for_panels(panels_, [&](int64_t panel) {
+    uint8_t* const out = data_ + panel * panel_bytes_;
+    for (int64_t lane = 0; lane < kernels_->panel; ++lane) {
+      const int64_t channel = channel_of(panel, lane);
+      if (channel < 0) continue;
+      const float* w = read(channel);
+      for (int64_t k = 0; k < shape_.in_features; ++k) {
+        const int64_t at = k * kernels_->panel + lane;
+        if (shape_.kind == WeightKind::kFloat32) {
+          reinterpret_cast<float*>(out)[at] = w[k];
+        } else {
+          reinterpret_cast<uint16_t*>(out)[at] = to_bfloat16(w[k]);
+        }
+      }
+    }
+  });
+}
+
+// `read(channel, row)` fills in a row of int8 weights and returns its scale.
+template <class Read>
+void PackedLinear::pack_int8_panels(const Read& read) {
+  for_panels(panels_, [&](int64_t panel) {
+    uint8_t* const out = data_ + panel * panel_bytes_;
+    const std::unique_ptr<int8_t[]> row(new int8_t[static_cast<size_t>(shape_.in_features)]);
+    for (int64_t lane = 0; lane < kernels_->panel; ++lane) {
+      const int64_t channel = channel_of(panel, lane), at = panel * kernels_->panel + lane;
+      if (channel < 0) continue;
+      reinterpret_cast<float*>(data_ + scale_at_)[at] = read(channel, row.get());
+      int32_t sum = 0;
+      for (int64_t k = 0; k < shape_.in_features; ++k) {
+        out[(k / 4 * kernels_->panel + lane) * 4 + k % 4] = static_cast<uint8_t>(row[k]);
+        sum += row[k];
+      }
+      reinterpret_cast<int32_t*>(data_ + sum_at_)[at] = sum;
+    }
+  });
+}
+
+// `read(channel, group, out)` fills in one group of int4 weights.
+template <class Read>
+void PackedLinear::pack_int4_panels(const Read& read) {
+  const int64_t width = kernels_->panel, head = width * 2 * (shape_.has_minimum ? 2 : 1);
+  for_panels(panels_, [&](int64_t panel) {
+    Int4Group group;
+    for (int64_t lane = 0; lane < width; ++lane) {
+      const int64_t channel = channel_of(panel, lane);
+      if (channel < 0) continue;
+      for (int64_t g = 0; g < depth_ / shape_.group; ++g) {
+        read(channel, g, group);
+        uint8_t* out = data_ + panel * panel_bytes_ + g * (head + shape_.group / 2 * width);
+        reinterpret_cast<uint16_t*>(out)[lane] = group.scale;
+        if (shape_.has_minimum) reinterpret_cast<uint16_t*>(out)[width + lane] = group.minimum;
+        out += head;
+        for (int64_t k = 0; k < shape_.group; ++k) {
+          const int shift = k % 8 < 4 ? 0 : 4;
+          out[(k / 8 * width + lane) * 4 + k % 4] |= static_cast<uint8_t>(group.q[k] << shift);
+        }
+      }
+    }
+  });
+}
+
+PackedLinear PackedLinear::pack(LinearShape shape, const float* weight, int64_t stride, const float* bias) {
+  shape.has_bias = bias != nullptr;
+  PackedLinear packed(shape);
+  packed.allocate();
+  packed.store_bias(bias);
+  const int64_t inputs = shape.in_features;
+  switch (shape.kind) {
+    case WeightKind::kFloat32:
+    case WeightKind::kBFloat16: packed.pack_floats([&](int64_t channel) { return weight + channel * stride; }); break;
+    case WeightKind::kInt8:
+      packed.pack_int8_panels([&](int64_t channel, int8_t* row) {
+        const float* w = weight + channel * stride;
+        float most = 0;
+        for (int64_t k = 0; k < inputs; ++k) {
+          if (!std::isfinite(w[k])) throw std::invalid_argument("weights are not finite");
+          most = std::max(most, std::fabs(w[k]));
+        }
+        const float scale = most / 127.0f;
+        for (int64_t k = 0; k < inputs; ++k) {
+          row[k] = scale < 1e-36f ? int8_t{0} : static_cast<int8_t>(std::nearbyint(w[k] / scale));
+        }
+        return scale;
+      });
+      break;
+    case WeightKind::kInt4:
+      packed.pack_int4_panels([&](int64_t channel, int64_t g, Int4Group& out) {
+        const int64_t low = g * shape.group, count = std::min(shape.group, inputs - low);
+        quantize_group(weight + channel * stride + low, count, shape.group, shape.has_minimum, out);
+      });
+      break;
+  }
+  return packed;
+}
+
+PackedLinear PackedLinear::pack_int8(LinearShape shape, const int8_t* weight, int64_t stride, const float* scale,
+                                     const float* bias) {
+  shape.kind = WeightKind::kInt8;
+  shape.has_bias = bias != nullptr;
+  PackedLinear packed(shape);
+  packed.allocate();
+  packed.store_bias(bias);
+  packed.pack_int8_panels([&](int64_t channel, int8_t* row) {
+    std::memcpy(row, weight + channel * stride, static_cast<size_t>(shape.in_features));
+    if (std::find(row, row + shape.in_features, int8_t{-128}) != row + shape.in_features) {
+      throw std::invalid_argument("int8 weights must lie in [-127, 127]; there is a -128");
+    }
+    return scale[channel];
+  });
+  return packed;
+}
+
+PackedLinear PackedLinear::pack_int4(LinearShape shape, const uint8_t* weight, int64_t stride, const float* scale,
+                                     const float* minimum, const float* bias) {
+  shape.kind = WeightKind::kInt4;
+  shape.has_bias = bias != nullptr;
+  shape.has_minimum = minimum != nullptr;
+  PackedLinear packed(shape);
+  packed.allocate();
+  packed.store_bias(bias);
+  const int64_t groups = packed.depth_ / shape.group;
+  packed.pack_int4_panels([&](int64_t channel, int64_t g, Int4Group& out) {
+    const int64_t low = g * shape.group, count = std::min(shape.group, shape.in_features - low);
+    std::memset(out.q, 0, sizeof out.q);
+    std::memcpy(out.q, weight + channel * stride + low, static_cast<size_t>(count));
+    if (*std::max_element(out.q, out.q + count) > 15) throw std::invalid_argument("int4 weights must lie in [0, 15]");
+    out.scale = checked_scale(scale[channel * groups + g]);
+    out.minimum = minimum ? checked_minimum(minimum[channel * groups + g]) : 0;
+  });
+  return packed;
+}
+
+PackedLinear PackedLinear::restore(const LinearShape& shape, uint8_t* data, int64_t bytes,
+                                   std::shared_ptr<void> owner) {
+  PackedLinear packed(shape);
+  if (packed.shape_.isa != shape.isa) {
+    throw std::invalid_argument("weights were packed for " + shape.isa + ", and this runs " + packed.shape_.isa);
+  }
+  if (packed.bytes_ != bytes || reinterpret_cast<uintptr_t>(data) % 64 != 0) {
+    throw std::invalid_argument("packed weights of this shape are " + std::to_string(packed.bytes_) +
+                                " bytes at a multiple of 64; these are " + std::to_string(bytes));
+  }
+  packed.data_ = data;
+  packed.owner_ = std::move(owner);
+  return packed;
+}
+
+LinearJob PackedLinear::job() const {
+  LinearJob job{};
+  job.kind = shape_.kind;
+  job.weight = data_;
+  job.panel_bytes = panel_bytes_;
+  job.panels = panels_;
+  job.in_features = shape_.in_features;
+  job.depth = depth_;
+  job.outputs = shape_.outputs;
+  job.group = shape_.group;
+  job.has_minimum = shape_.has_minimum;
+  job.gated = shape_.gated;
+  if (shape_.kind == WeightKind::kInt8) {
+    job.channel_scale = reinterpret_cast<const float*>(data_ + scale_at_);
+    job.channel_sum = reinterpret_cast<const int32_t*>(data_ + sum_at_);
+  }
+  if (shape_.has_bias) job.bias = reinterpret_cast<const float*>(data_ + bias_at_);
+  return job;
+}
+
+void PackedLinear::apply(const LinearCall& call) const {
+  if (call.rows == 0) return;
+  const bool integers = shape_.kind == WeightKind::kInt8 || shape_.kind == WeightKind::kInt4;
+  const int64_t most = integers ? kernels_->block_rows_integer : kernels_->block_rows_float;
+  LinearJob job = this->job();
+  job.x = call.x;
+  job.x_stride = call.x_stride;
+  job.rows = call.rows;
+  job.blocks = (call.rows + most - 1) / most;
+  job.activation = call.activation;
+  job.residual = call.residual;
+  job.residual_stride = call.residual_stride;
+  job.y = call.y;
+  job.y_stride = call.y_stride;
+
+  const int64_t row_bytes = depth_ * (integers ? 1 : 4);
+  const int64_t scales = integers ? call.rows * (shape_.kind == WeightKind::kInt4 ? depth_ / shape_.group : 1) : 0;
+  const int64_t prepared_floats = rounded(call.rows * row_bytes, 64) / 4;
+  float* const scratch = thread_scratch(prepared_floats + 2 * scales + 16);
+  job.prepared = reinterpret_cast<uint8_t*>(scratch);
+  job.row_scale = scratch + prepared_floats;
+  job.row_sum = job.row_scale + scales;
+
+  const int threads = pool_threads();
+  const auto prepare = [&](int64_t block) { kernels_->prepare(job, block); };
+  if (threads == 1 || call.rows * depth_ < kWorthSharing) {
+    for (int64_t b = 0; b < job.blocks; ++b) prepare(b);
+  } else {
+    parallel(job.blocks, prepare);
+  }
+
+  const int64_t tile_blocks = std::max<int64_t>(1, kTileBytes / (row_bytes * most));
+  const int64_t tiles = (job.blocks + tile_blocks - 1) / tile_blocks;
+  const int64_t step = shape_.gated ? 2 : 1, units = panels_ / step;
+  const bool alone = threads == 1 || call.rows * depth_ * panels_ * kernels_->panel < kWorthSharing;
+  const int64_t wanted = alone ? 1 : std::max<int64_t>(1, kItemsPerThread * threads / tiles);
+  const int64_t chunk = (units + wanted - 1) / wanted, chunks = (units + chunk - 1) / chunk;
+  const auto multiply = [&](int64_t item) {
+    const int64_t block = item / chunks * tile_blocks, unit = item % chunks * chunk;
+    kernels_->multiply(job, block, std::min(block + tile_blocks, job.blocks), unit * step,
+                       std::min(unit + chunk, units) * step);
+  };
+  if (alone) {
+    for (int64_t item = 0; item < tiles * chunks; ++item) multiply(item);
+  } else {
+    parallel(tiles * chunks, multiply);
+  }
+}
+
+void PackedLinear::unpack(float* out) const {
+  const int64_t width = kernels_->panel, head = width * 2 * (shape_.has_minimum ? 2 : 1);
+  for (int64_t i = 0; i < panels_ * width; ++i) {
+    const int64_t panel = i / width, lane = i % width, channel = channel_of(panel, lane);
+    if (channel < 0) continue;
+    const uint8_t* const data = data_ + panel * panel_bytes_;
+    float* const row = out + channel * shape_.in_features;
+    for (int64_t k = 0; k < shape_.in_features; ++k) {
+      const int64_t at = k * width + lane;
+      switch (shape_.kind) {
+        case WeightKind::kFloat32: row[k] = reinterpret_cast<const float*>(data)[at]; break;
+        case WeightKind::kBFloat16: row[k] = from_bfloat16(reinterpret_cast<const uint16_t*>(data)[at]); break;
+        case WeightKind::kInt8:
+          row[k] = static_cast<float>(static_cast<int8_t>(data[(k / 4 * width + lane) * 4 + k % 4])) *
+                   reinterpret_cast<const float*>(data_ + scale_at_)[i];
+          break;
+        case WeightKind::kInt4: {
+          const uint8_t* const group = data + k / shape_.group * (head + shape_.group / 2 * width);
+          const auto* const scales = reinterpret_cast<const uint16_t*>(group);
+          const int64_t in_group = k % shape_.group;
+          const uint8_t byte = group[head + (in_group / 8 * width + lane) * 4 + in_group % 4];
+          const float q = static_cast<float>(in_group % 8 < 4 ? byte & 15 : byte >> 4),
+                      scale = from_float16(scales[lane]);
+          row[k] = shape_.has_minimum ? q * scale + from_float16(scales[width + lane]) : (q - 8) * scale;
+          break;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace paceline

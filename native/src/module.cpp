@@ -1,0 +1,371 @@
+// What Python sees. Every call checks its arguments, releases the GIL and hands plain structs to the kernels.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "attention.h"
+#include "cpu.h"
+#include "linear.h"
+#include "pool.h"
+#include "tensor.h"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace paceline {
+namespace {
+
+constexpr int64_t kNoWindow = int64_t{1} << 40;
+// Row-wise work below this many elements stays on the calling thread.
+constexpr int64_t kWorthSharing = 32 * 1024;
+
+Activation activation_of(const std::string& name) {
+  if (name == "none") return Activation::kNone;
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw nb::value_error(("activation '" + name + "' is not one of none, silu, gelu_tanh, relu").c_str());
+}
+
+constexpr const char* kKinds[] = {"float32", "bfloat16", "int8", "int4"};
+
+WeightKind kind_of(const std::string& name) {
+  for (int i = 0; i < 4; ++i) {
+    if (name == kKinds[i]) return static_cast<WeightKind>(i);
+  }
+  throw nb::value_error(("kind '" + name + "' is not one of float32, bfloat16, int8, int4").c_str());
+}
+
+// Rows of a [T, ...] job in pieces of about the same size.
+template <class Function>
+void over_rows(int64_t rows, int64_t columns, const Function& function) {
+  if (rows == 0) return;
+  const int64_t pieces = rows * columns < kWorthSharing ? 1 : std::min<int64_t>(rows, 4 * pool_threads());
+  parallel(pieces, [&](int64_t i) { function(i * rows / pieces, (i + 1) * rows / pieces); });
+}
+
+LinearShape linear_shape(WeightKind kind, const View& weight, bool gated, int64_t group) {
+  LinearShape shape;
+  shape.kind = kind;
+  shape.in_features = weight.shape[1];
+  if (gated && weight.shape[0] % 2) throw nb::value_error("a gated map has an even number of channels, gate before up");
+  shape.outputs = gated ? weight.shape[0] / 2 : weight.shape[0];
+  shape.gated = gated;
+  if (kind == WeightKind::kInt4) shape.group = group;
+  return shape;
+}
+
+View bias_view(nb::handle bias, const View& weight) {
+  View found = optional_view(bias, "bias", Type::kFloat32, 1);
+  if (found.data) expect_size(found, "bias", 0, weight.shape[0]);
+  return found;
+}
+
+PackedLinear pack(nb::handle weight, const std::string& kind, nb::handle bias, bool gated, int64_t group,
+                  bool minimum) {
+  const View w = view(weight, "weight", Type::kFloat32, 2), b = bias_view(bias, w);
+  LinearShape shape = linear_shape(kind_of(kind), w, gated, group);
+  shape.has_minimum = minimum && shape.kind == WeightKind::kInt4;
+  const nb::gil_scoped_release release;
+  return PackedLinear::pack(shape, w.as<float>(), w.stride[0], b.as<float>());
+}
+
+PackedLinear pack_int8(nb::handle weight, nb::handle scale, nb::handle bias, bool gated) {
+  const View w = view(weight, "weight", Type::kInt8, 2), b = bias_view(bias, w);
+  const View s = view(scale, "scale", Type::kFloat32, 1);
+  expect_size(s, "scale", 0, w.shape[0]);
+  const LinearShape shape = linear_shape(WeightKind::kInt8, w, gated, 0);
+  const nb::gil_scoped_release release;
+  return PackedLinear::pack_int8(shape, w.as<int8_t>(), w.stride[0], s.as<float>(), b.as<float>());
+}
+
+PackedLinear pack_int4(nb::handle weight, nb::handle scale, nb::handle minimum, int64_t group, nb::handle bias,
+                       bool gated) {
+  const View w = view(weight, "weight", Type::kUInt8, 2), b = bias_view(bias, w);
+  const View s = view(scale, "scale", Type::kFloat32, 2, 2);
+  const View m = optional_view(minimum, "minimum", Type::kFloat32, 2, 2);
+  const LinearShape shape = linear_shape(WeightKind::kInt4, w, gated, group);
+  const int64_t groups = group > 0 ? (w.shape[1] + group - 1) / group : 0;
+  expect_size(s, "scale", 0, w.shape[0]);
+  expect_size(s, "scale", 1, groups);
+  if (m.data) {
+    expect_size(m, "minimum", 0, w.shape[0]);
+    expect_size(m, "minimum", 1, groups);
+  }
+  const nb::gil_scoped_release release;
+  return PackedLinear::pack_int4(shape, w.as<uint8_t>(), w.stride[0], s.as<float>(), m.as<float>(), b.as<float>());
+}
+
+void apply(const PackedLinear& map, nb::handle x, nb::handle out, const std::string& activation, nb::handle residual) {
+  const LinearShape& shape = map.shape();
+  const View in = view(x, "x", Type::kFloat32, 2), y = view(out, "out", Type::kFloat32, 2);
+  const View added = optional_view(residual, "residual", Type::kFloat32, 2);
+  expect_size(in, "x", 1, shape.in_features);
+  expect_size(y, "out", 0, in.shape[0]);
+  expect_size(y, "out", 1, shape.outputs);
+  if (added.data) {
+    expect_size(added, "residual", 0, in.shape[0]);
+    expect_size(added, "residual", 1, shape.outputs);
+  }
+  const LinearCall call{in.as<float>(),    in.stride[0],    in.shape[0],   activation_of(activation),
+                        added.as<float>(), added.stride[0], y.as<float>(), y.stride[0]};
+  const nb::gil_scoped_release release;
+  map.apply(call);
+}
+
+void unpack(const PackedLinear& map, nb::handle out) {
+  const View y = view(out, "out", Type::kFloat32, 2, 2);
+  expect_size(y, "out", 0, map.shape().channels());
+  expect_size(y, "out", 1, map.shape().in_features);
+  const nb::gil_scoped_release release;
+  map.unpack(y.as<float>());
+}
+
+nb::dict describe(const PackedLinear& map) {
+  const LinearShape& shape = map.shape();
+  nb::dict out;
+  out["kind"] = kKinds[static_cast<int>(shape.kind)];
+  out["isa"] = shape.isa;
+  out["in_features"] = shape.in_features;
+  out["outputs"] = shape.outputs;
+  out["gated"] = shape.gated;
+  out["has_bias"] = shape.has_bias;
+  out["group"] = shape.group;
+  out["has_minimum"] = shape.has_minimum;
+  return out;
+}
+
+nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> buffer(nb::handle self) {
+  const PackedLinear& map = nb::cast<const PackedLinear&>(self);
+  const size_t bytes = static_cast<size_t>(map.bytes());
+  return nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>(map.data(), {bytes}, self);
+}
+
+PackedLinear restore(const nb::dict& description, nb::handle data) {
+  LinearShape shape;
+  shape.kind = kind_of(nb::cast<std::string>(description["kind"]));
+  shape.isa = nb::cast<std::string>(description["isa"]);
+  shape.in_features = nb::cast<int64_t>(description["in_features"]);
+  shape.outputs = nb::cast<int64_t>(description["outputs"]);
+  shape.gated = nb::cast<bool>(description["gated"]);
+  shape.has_bias = nb::cast<bool>(description["has_bias"]);
+  shape.group = nb::cast<int64_t>(description["group"]);
+  shape.has_minimum = nb::cast<bool>(description["has_minimum"]);
+  // Weights that were mapped from a file are read-only, which plain ndarrays refuse.
+  auto bytes = nb::cast<nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>>(data);
+  auto* const held = new nb::object(nb::borrow(data));
+  std::shared_ptr<void> owner(held, [](void* object) {
+    const nb::gil_scoped_acquire acquire;
+    delete static_cast<nb::object*>(object);
+  });
+  return PackedLinear::restore(shape, const_cast<uint8_t*>(bytes.data()), static_cast<int64_t>(bytes.size()), owner);
+}
+
+void check_tables(const AttentionRows& rows, const View& tables, int64_t tokens, int64_t blocks, int64_t block_size) {
+  if (rows.row_starts[0] != 0 || rows.row_starts[rows.rows] != tokens) {
+    throw std::invalid_argument("row_starts must begin with 0 and end with the number of tokens");
+  }
+  for (int64_t r = 0; r < rows.rows; ++r) {
+    const int64_t count = rows.row_starts[r + 1] - rows.row_starts[r], context = rows.context_lens[r];
+    if (count < 0 || context < count || context > tables.shape[1] * block_size) {
+      throw std::invalid_argument("row " + std::to_string(r) + " has " + std::to_string(count) +
+                                  " tokens, a context of " + std::to_string(context) + " and " +
+                                  std::to_string(tables.shape[1]) + " blocks");
+    }
+    for (int64_t i = 0; i * block_size < context; ++i) {
+      const int64_t block = tables.as<int64_t>()[r * tables.stride[0] + i];
+      if (block < 0 || block >= blocks) {
+        throw std::invalid_argument("row " + std::to_string(r) + " names block " + std::to_string(block) + " of " +
+                                    std::to_string(blocks));
+      }
+    }
+  }
+}
+
+void write_kv(const View& from, const View& pool, const View& slots) {
+  const int64_t width = pool.shape[2] * pool.shape[3], limit = pool.shape[0] * pool.shape[1];
+  for (int64_t t = 0; t < from.shape[0]; ++t) {
+    const int64_t slot = slots.as<int64_t>()[t];
+    if (slot < 0 || slot >= limit) throw std::invalid_argument("slot " + std::to_string(slot) + " is outside the pool");
+    std::memcpy(pool.as<float>() + slot * width, from.as<float>() + t * from.stride[0],
+                static_cast<size_t>(width) * sizeof(float));
+  }
+}
+
+void paged_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle keys, nb::handle values, nb::handle slots,
+                     nb::handle tables, nb::handle row_starts, nb::handle context_lens, nb::handle out, double scale,
+                     int64_t window, double softcap, nb::handle sinks) {
+  const View q_ = view(q, "q", Type::kFloat32, 3, 2), k_ = view(k, "k", Type::kFloat32, 3, 2);
+  const View v_ = view(v, "v", Type::kFloat32, 3, 2), out_ = view(out, "out", Type::kFloat32, 3, 2);
+  const View keys_ = view(keys, "keys", Type::kFloat32, 4, 4), values_ = view(values, "values", Type::kFloat32, 4, 4);
+  const View slots_ = view(slots, "slots", Type::kInt64, 1), tables_ = view(tables, "tables", Type::kInt64, 2);
+  const View starts = view(row_starts, "row_starts", Type::kInt64, 1);
+  const View contexts = view(context_lens, "context_lens", Type::kInt64, 1);
+  const View sinks_ = optional_view(sinks, "sinks", Type::kFloat32, 1);
+  const int64_t tokens = q_.shape[0], heads = q_.shape[1], kv_heads = keys_.shape[2];
+  if (kv_heads < 1 || heads < 1 || heads % kv_heads)
+    throw nb::value_error("heads of q must be a multiple of those of keys");
+  expect_size(q_, "q", 2, keys_.shape[3]);
+  expect_size(k_, "k", 0, tokens);
+  expect_size(k_, "k", 1, kv_heads);
+  expect_size(k_, "k", 2, keys_.shape[3]);
+  expect_size(v_, "v", 0, tokens);
+  expect_size(v_, "v", 1, kv_heads);
+  expect_size(v_, "v", 2, values_.shape[3]);
+  for (int axis = 0; axis < 3; ++axis) expect_size(values_, "values", axis, keys_.shape[axis]);
+  expect_size(out_, "out", 0, tokens);
+  expect_size(out_, "out", 1, heads);
+  expect_size(out_, "out", 2, values_.shape[3]);
+  expect_size(slots_, "slots", 0, tokens);
+  expect_size(starts, "row_starts", 0, contexts.shape[0] + 1);
+  expect_size(tables_, "tables", 0, contexts.shape[0]);
+  if (sinks_.data) expect_size(sinks_, "sinks", 0, heads);
+  if (window < 1) throw nb::value_error("window must be at least 1");
+  if (softcap < 0) throw nb::value_error("softcap must be positive; 0 is none");
+
+  const nb::gil_scoped_release release;
+  const AttentionRows rows{starts.as<int64_t>(), contexts.as<int64_t>(), contexts.shape[0]};
+  check_tables(rows, tables_, tokens, keys_.shape[0], keys_.shape[1]);
+  write_kv(k_, keys_, slots_);
+  write_kv(v_, values_, slots_);
+  AttentionJob job{};
+  job.q = q_.as<float>();
+  job.q_stride = q_.stride[0];
+  job.out = out_.as<float>();
+  job.out_stride = out_.stride[0];
+  job.keys = keys_.as<float>();
+  job.values = values_.as<float>();
+  job.tables = tables_.as<int64_t>();
+  job.table_stride = tables_.stride[0];
+  job.block_size = keys_.shape[1];
+  job.kv_heads = kv_heads;
+  job.group = heads / kv_heads;
+  job.k_dim = keys_.shape[3];
+  job.v_dim = values_.shape[3];
+  job.scale = static_cast<float>(scale);
+  job.window = std::min(window, kNoWindow);
+  job.softcap = static_cast<float>(softcap);
+  job.sinks = sinks_.as<float>();
+  attend(job, rows);
+}
+
+void rms_norm(nb::handle x, nb::handle weight, double eps, nb::handle out, nb::handle residual) {
+  const View in = view(x, "x", Type::kFloat32, 2), w = view(weight, "weight", Type::kFloat32, 1);
+  const View y = view(out, "out", Type::kFloat32, 2), added = optional_view(residual, "residual", Type::kFloat32, 2);
+  expect_size(w, "weight", 0, in.shape[1]);
+  for (int axis = 0; axis < 2; ++axis) {
+    expect_size(y, "out", axis, in.shape[axis]);
+    if (added.data) expect_size(added, "residual", axis, in.shape[axis]);
+  }
+  const RowsJob job{in.as<float>(),          in.stride[0],  added.as<float>(),
+                    added.stride[0],         w.as<float>(), in.shape[1],
+                    static_cast<float>(eps), y.as<float>(), y.stride[0]};
+  const nb::gil_scoped_release release;
+  over_rows(in.shape[0], in.shape[1], [&](int64_t low, int64_t high) { kernels().rms_norm(job, low, high); });
+}
+
+void gate(nb::handle x, nb::handle out, const std::string& activation) {
+  const View in = view(x, "x", Type::kFloat32, 2), y = view(out, "out", Type::kFloat32, 2);
+  expect_size(y, "out", 0, in.shape[0]);
+  expect_size(in, "x", 1, 2 * y.shape[1]);
+  const Activation chosen = activation_of(activation);
+  RowsJob job{};
+  job.x = in.as<float>();
+  job.x_stride = in.stride[0];
+  job.columns = y.shape[1];
+  job.y = y.as<float>();
+  job.y_stride = y.stride[0];
+  const nb::gil_scoped_release release;
+  over_rows(in.shape[0], in.shape[1], [&](int64_t low, int64_t high) { kernels().gate(job, chosen, low, high); });
+}
+
+void rope(nb::handle x, nb::handle cosine, nb::handle sine) {
+  const View in = view(x, "x", Type::kFloat32, 3, 2), c = view(cosine, "cos", Type::kFloat32, 2);
+  const View s = view(sine, "sin", Type::kFloat32, 2);
+  for (int axis = 0; axis < 2; ++axis) expect_size(s, "sin", axis, c.shape[axis]);
+  expect_size(c, "cos", 0, in.shape[0]);
+  if (c.shape[1] % 2 || c.shape[1] > in.shape[2]) {
+    throw nb::value_error("cos must have an even number of features, at most those of a head");
+  }
+  if (in.shape[0] > 1 && c.stride[0] != s.stride[0]) throw nb::value_error("cos and sin must lie alike in memory");
+  const RopeJob job{in.as<float>(), in.stride[0],  in.shape[1], in.shape[2],
+                    c.as<float>(),  s.as<float>(), c.stride[0], c.shape[1]};
+  const nb::gil_scoped_release release;
+  over_rows(in.shape[0], in.shape[1] * in.shape[2], [&](int64_t low, int64_t high) { kernels().rope(job, low, high); });
+}
+
+void argmax(nb::handle x, nb::handle out) {
+  const View in = view(x, "x", Type::kFloat32, 2), y = view(out, "out", Type::kInt64, 1);
+  expect_size(y, "out", 0, in.shape[0]);
+  if (in.shape[0] && in.shape[1] < 1) throw nb::value_error("x has no columns");
+  const nb::gil_scoped_release release;
+  over_rows(in.shape[0], in.shape[1], [&](int64_t low, int64_t high) {
+    for (int64_t row = low; row < high; ++row) {
+      y.as<int64_t>()[row * y.stride[0]] = kernels().argmax(in.as<float>() + row * in.stride[0], in.shape[1]);
+    }
+  });
+}
+
+void set_threads(int threads, int spin_us, const std::vector<int>& cores) {
+  PoolSettings settings;
+  settings.threads = threads;
+  settings.spin_us = spin_us;
+  settings.cores = cores;
+  const nb::gil_scoped_release release;
+  configure_pool(settings);
+}
+
+nb::dict threads() {
+  const PoolSettings settings = pool_settings();
+  nb::dict out;
+  out["threads"] = settings.threads;
+  out["spin_us"] = settings.spin_us;
+  out["cores"] = settings.cores;
+  return out;
+}
+
+}  // namespace
+}  // namespace paceline
+
+NB_MODULE(_core, m) {
+  using namespace paceline;
+  if (supported_isas().empty()) {
+    throw nb::import_error(
+        "paceline_native needs a processor with AVX2, FMA and F16C; this one lacks them, so Paceline runs on torch");
+  }
+  m.attr("SANITIZED") = bool(PACELINE_SANITIZED);
+  m.def("isas", &supported_isas);
+  m.def("isa", [] { return std::string(kernels().name); });
+  m.def("use_isa", &use_isa, "name"_a);
+  m.def("available_cores", &available_cores);
+  m.def("set_threads", &set_threads, "threads"_a, "spin_us"_a = 50, "cores"_a = std::vector<int>());
+  m.def("threads", &threads);
+
+  nb::class_<PackedLinear>(m, "PackedLinear")
+      .def("__call__", &apply, "x"_a, "out"_a, "activation"_a = "none", "residual"_a = nb::none())
+      .def("unpack", &unpack, "out"_a)
+      .def("buffer", &buffer)
+      .def_prop_ro("description", &describe)
+      .def_prop_ro("nbytes", &PackedLinear::bytes)
+      .def_prop_ro("in_features", [](const PackedLinear& map) { return map.shape().in_features; })
+      .def_prop_ro("out_features", [](const PackedLinear& map) { return map.shape().outputs; });
+  m.def("pack", &pack, "weight"_a, "kind"_a, "bias"_a = nb::none(), "gated"_a = false, "group"_a = 32,
+        "minimum"_a = false);
+  m.def("pack_int8", &pack_int8, "weight"_a, "scale"_a, "bias"_a = nb::none(), "gated"_a = false);
+  m.def("pack_int4", &pack_int4, "weight"_a, "scale"_a, "minimum"_a = nb::none(), "group"_a = 32, "bias"_a = nb::none(),
+        "gated"_a = false);
+  m.def("restore", &restore, "description"_a, "data"_a);
+
+  m.def("paged_attention", &paged_attention, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "slots"_a, "tables"_a,
+        "row_starts"_a, "context_lens"_a, "out"_a, "scale"_a, "window"_a = kNoWindow, "softcap"_a = 0.0,
+        "sinks"_a = nb::none());
+  m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a, "residual"_a = nb::none());
+  m.def("gate", &gate, "x"_a, "out"_a, "activation"_a = "silu");
+  m.def("rope", &rope, "x"_a, "cos"_a, "sin"_a);
+  m.def("argmax", &argmax, "x"_a, "out"_a);
+}

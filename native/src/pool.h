@@ -1,0 +1,48 @@
+// The threads that share a kernel's work. The caller is one of them.
+//
+// Work is many small items that threads take one by one, so a thread that the system sets aside (two cores also serve
+// HTTP) delays one item and not a fixed share. Between jobs a worker spins for a short while, because a model's step is
+// hundreds of jobs microseconds apart, and then sleeps: an idle engine costs nothing. The caller never waits for a
+// worker that has not taken an item, so a sleeping one costs its wake-up and no more.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace paceline {
+
+struct PoolSettings {
+  int threads = 1;         // the caller included
+  int spin_us = 50;        // how long a worker looks for the next job before it sleeps
+  std::vector<int> cores;  // thread i runs on cores[i]; empty leaves that to the system. Thread 0 is the caller, which
+                           // pins itself if it wants to
+};
+
+// Cores that this process may run on.
+int available_cores();
+
+PoolSettings pool_settings();
+
+// Replaces the workers. Raises std::invalid_argument for settings that make no sense, std::system_error where the
+// system gives no thread.
+void configure_pool(const PoolSettings& settings);
+
+using ItemFunction = void (*)(const void* context, int64_t item);
+
+// Calls `function(context, i)` for i in [0, items), each once, in any order and on any thread; returns when all are
+// done. While another thread's job runs, this one's items run here alone.
+void run_items(int64_t items, ItemFunction function, const void* context);
+
+template <class Function>
+void parallel(int64_t items, const Function& function) {
+  run_items(
+      items, [](const void* context, int64_t item) { (*static_cast<const Function*>(context))(item); }, &function);
+}
+
+// Threads that items are spread over.
+int pool_threads();
+
+// Floats of scratch that belong to the calling thread and stay valid until its next call.
+float* thread_scratch(int64_t floats);
+
+}  // namespace paceline
