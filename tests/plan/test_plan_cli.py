@@ -11,6 +11,11 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.app.cli import app, exit_code
+from paceline.core.shape import StepShape
+from paceline.cost.analytic import AnalyticCost
+from paceline.cost.catalogue import find_chip, find_model
+from paceline.cost.deployment import Deployment
+from paceline.cost.fit import Calibration, fit
 from paceline.errors import ConfigError, ModelNotFound, PacelineError
 from paceline.plan.registry import QUESTIONS
 from tests.browser import needs_browser, screenshot
@@ -118,6 +123,21 @@ def test_the_users_own_chip_and_model(tmp_path: Path, monkeypatch: pytest.Monkey
     assert weights["numbers"]["weights"]["value"] == pytest.approx(2.47e9, rel=0.03)
 
 
+def test_what_was_measured_stands_in_place_of_datasheets(tmp_path: Path) -> None:
+    """A server that is twice as slow as datasheets say."""
+    slow = AnalyticCost(Deployment(find_model("smollm2-135m"), find_chip("l4")))
+    shapes = [StepShape(rows, rows, rows * held) for rows in (1, 2, 4, 8, 16, 32) for held in (10, 100, 500, 1000)]
+    shapes += [StepShape().plus(start, count) for start in (0, 200) for count in (16, 64, 256, 1024)]
+    Calibration(fit([(shape, 2.0 * slow.predict(shape).seconds) for shape in shapes])).save(tmp_path / "c.json")
+    words = ("decode", "prefill", "-m", "smollm2-135m", "-c", "l4", "--context", "500", "--batch", "8", "--json")
+    measured = json.loads(run(*words, "--calibration", str(tmp_path / "c.json")))["answers"]
+    reckoned = json.loads(run(*words))["answers"]
+    for question, name in (("decode", "step_batch"), ("prefill", "prefill_s")):
+        before, after = (found[question]["values"][name] for found in (reckoned, measured))
+        assert after["value"] == before["value"]
+        assert after["expected"]["value"] == pytest.approx(2.0 * before["expected"]["value"], rel=0.15)
+
+
 @pytest.mark.parametrize(
     ("words", "kind", "shown"),
     [
@@ -140,6 +160,7 @@ def test_the_users_own_chip_and_model(tmp_path: Path, monkeypatch: pytest.Monkey
         ((*LLAMA, "--weights-gb", "inf"), ConfigError, "weights are inf"),
         ((*LLAMA, "--stamps", "1,2"), ConfigError, "three numbers"),
         ((*LLAMA, "--stamps", "3,2,1"), ConfigError, "must follow each other"),
+        ((*LLAMA, "--calibration", "none.json"), ConfigError, "cannot read the calibration none.json"),
         (("decoding", *LLAMA), ConfigError, "did you mean decode"),
         ((*LLAMA, "--out", "plan.pdf"), ConfigError, "must end in .html"),
         (("kv", *LLAMA, "--out", "figures"), ConfigError, "no figure"),

@@ -5,19 +5,17 @@ What makes the case is imported when it is made: the fields alone are read when 
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
+    from paceline.core.protocols import CostModel
     from paceline.cost.catalogue import Chip, Model
     from paceline.cost.deployment import Deployment
     from paceline.plan.case import Case
@@ -39,6 +37,10 @@ class PlanOptions:
     chip: Annotated[
         str | None, typer.Option("--chip", "-c", help="A name from --list, or a .toml file with one of your own.")
     ] = None
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Expect what `paceline calibrate` measured of this very deployment, not datasheets."),
+    ] = None
     context: Annotated[int, _option(_TRAFFIC, "Tokens that a decoding sequence holds.")] = 4096
     prompt: Annotated[int, _option(_TRAFFIC, "Tokens of a new request.")] = 1024
     output: Annotated[int, _option(_TRAFFIC, "Tokens of its answer.")] = 256
@@ -53,7 +55,7 @@ class PlanOptions:
     ep: Annotated[int, _option(_LAYOUT, "Expert parallel, over the chips of tp and dp.")] = 1
     dp: Annotated[int, _option(_LAYOUT, "Copies of the attention in one engine.")] = 1
     weights: Annotated[str, _option(_LAYOUT, "bf16, fp8, int4, q4_k_m, 4.5bit; auto: as published.")] = "auto"
-    kv: Annotated[str, _option(_LAYOUT, "bf16, fp8; auto: 16 bits.")] = "auto"
+    kv_dtype: Annotated[str, _option(_LAYOUT, "bf16, fp8; auto: 16 bits.")] = "auto"
     chips_per_node: Annotated[int, _option(_LAYOUT, "Chips that the fast link joins; 0: as the catalogue says.")] = 0
     network_gbs: Annotated[float, _option(_LAYOUT, "GB/s between nodes, for each chip.")] = 50.0
     weights_gb: Annotated[float | None, _option(_MEMORY, "Size of the weights' file, where it is known.")] = None
@@ -69,27 +71,6 @@ class PlanOptions:
     ] = None
 
 
-def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command every field of PlanOptions as an option of its own; it receives them as `options`."""
-    hints = get_type_hints(PlanOptions, include_extras=True)
-    shared = [
-        inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hints[one.name])
-        for one in fields(PlanOptions)
-    ]
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    both = [*(one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own if one.name != "options"), *shared]
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> None:
-        given = {one.name: values.pop(one.name) for one in fields(PlanOptions)}
-        command(**values, options=PlanOptions(**given))
-
-    del wrapper.__wrapped__  # the signature below is the truth
-    wrapper.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {one.name: one.annotation for one in both}
-    return wrapper
-
-
 def case_of(options: PlanOptions) -> Case:
     """What the options ask about. ConfigError and ModelNotFound name what cannot be taken."""
     from paceline.measure.slo import parse_duration
@@ -103,6 +84,7 @@ def case_of(options: PlanOptions) -> Case:
         Drafting(options.drafts, options.acceptance, options.draft_cost),
         price_per_hour=options.price,
         stamps=_stamps(options.stamps),
+        measured=_measured(options.calibration),
         weights_bytes=_bytes(options.weights_gb),
     )
 
@@ -131,10 +113,19 @@ def _deployment(options: PlanOptions) -> Deployment:
         ep=options.ep,
         dp=options.dp,
         weights=options.weights,
-        kv=options.kv,
+        kv=options.kv_dtype,
         chips_per_node=options.chips_per_node,
         network_gbs=options.network_gbs,
     )
+
+
+def _measured(path: Path | None) -> CostModel | None:
+    """The step times of a calibration file."""
+    if path is None:
+        return None
+    from paceline.cost.fit import load_calibration
+
+    return load_calibration(path).cost
 
 
 def _of(kind: str, files: tuple[Path, ...]) -> tuple[Path, ...]:

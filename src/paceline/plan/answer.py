@@ -100,7 +100,8 @@ class Line:
     style: str = "s1"  # a series class of the chart kit
     dots: bool = False
     titles: tuple[str, ...] = ()  # of the dots, on hovering
-    label: str = ""  # beside its first point
+    label: str = ""  # below its first point, to the right
+    above: bool = False  # the label is above it, to the left
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from paceline.core.protocols import CostModel
 from paceline.core.shape import StepShape
 from paceline.cost.analytic import AnalyticCost
 from paceline.cost.chip import Chip
@@ -100,6 +101,7 @@ class Case:
     drafting: Drafting = field(default_factory=Drafting)
     price_per_hour: float | None = None
     stamps: tuple[float, float, float] | None = None  # sent, first token, last token of a real request, seconds
+    measured: CostModel | None = None  # of this very deployment, fitted; None: what is expected comes from datasheets
     weights_bytes: float | None = None  # of a file whose size is known, in place of parameters times bytes
 
     def __post_init__(self) -> None:
@@ -216,13 +218,23 @@ class Case:
         return per_pair(model) * (model.full_layers * pairs + model.window_layers * windowed)
 
     @cached_property
-    def cost(self) -> AnalyticCost:
-        """The expected layer."""
+    def analytic(self) -> AnalyticCost:
+        """The cost model from datasheets and the efficiency of kernels."""
         return AnalyticCost(self.deployment)
+
+    @property
+    def cost(self) -> CostModel:
+        """The expected layer."""
+        return self.analytic if self.measured is None else self.measured
+
+    @property
+    def knows_times(self) -> bool:
+        """Whether the expected layer is more than a guess."""
+        return self.measured is not None or self.roofline.knows_compute
 
     def expect(self, shape: StepShape) -> Expected | None:
         """What the cost model expects of a step; None where the chip's arithmetic would be a guess."""
-        if not self.roofline.knows_compute:
+        if not self.knows_times:
             return None
         found = self.cost.predict(shape)
         return Expected(found.seconds, found.low, found.high, found.known)
@@ -241,7 +253,7 @@ class Case:
 
         On a chip whose rate is not known these are the ideal's, and the chunk costs nothing.
         """
-        if not self.roofline.knows_compute:
+        if not self.knows_times:
             return self.roofline.decode_s(batch, self.kv_read())
         shape = StepShape(tokens=batch, rows=batch, context=batch * self.traffic.context)
         if chunk:

@@ -61,7 +61,8 @@ def draw(chart: Chart) -> str:
         else:
             plot.line(line.points, line.style, line.name)
         if line.label and line.points:
-            plot.text(line.points[0], line.label, dx=8, dy=14)
+            anchor, dx, dy = ("end", -8.0, -6.0) if line.above else ("start", 8.0, 14.0)
+            plot.text(line.points[0], line.label, anchor=anchor, dx=dx, dy=dy)
     for mark in chart.marks:
         (plot.vertical if mark.axis == "x" else plot.horizontal)(mark.at, mark.text)
     return plot.render(chart.caption)
@@ -87,6 +88,7 @@ def _axis(values: list[float], label: str, unit: Unit, logarithmic: bool) -> Axi
 
 def _values(values: tuple[Value, ...]) -> str:
     rows = []
+    both = any(value.expected for value in values)
     for value in values:
         seen = value.expected
         expected = html.Cell("")
@@ -95,8 +97,10 @@ def _values(values: tuple[Value, ...]) -> str:
             spread += "" if seen.known else ", a guess"
             expected = html.Cell(show(seen.value, value.unit), spread)
         how = html.Cell(str(value.formula), value.working, "wide") if is_derived(value) else html.Cell("")
-        rows.append((html.Cell(value.label, style="left"), show(value.value, value.unit), expected, how))
-    return html.table(("", "ideal", "expected", html.Cell("formula, and the numbers put in", style="left")), rows)
+        numbers = (show(value.value, value.unit), *((expected,) if both else ()))
+        rows.append((html.Cell(value.label, style="left"), *numbers, how))
+    heads = ("ideal", "expected") if both else ("value",)
+    return html.table(("", *heads, html.Cell("formula, and the numbers put in", style="left")), rows)
 
 
 def _table(table: Table) -> str:

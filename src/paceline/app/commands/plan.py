@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from paceline.app.planning import PlanOptions, case_of, catalogue, takes_options
+from paceline.app.planning import PlanOptions, case_of, catalogue
+from paceline.app.simulating import takes
 from paceline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
 
 
-@takes_options
+@takes(PlanOptions, "options")
 def plan(
     options: PlanOptions,
     questions: Annotated[

@@ -166,8 +166,10 @@ def _chart(case: Case, works: list[Work]) -> Chart:
     lines = [Line(f"{case.chip.title}, {case.format}", slope, "s1")]
     for at, (intensity, name) in enumerate(points):
         reached = min(roof.peak, intensity * roof.bandwidth)
-        style, legend = (f"s{2 + at}", name) if at < len(works) else ("s6", "")
-        lines.append(Line(legend, ((intensity, reached),), style, dots=True, titles=(name,), label=name))
+        weights = at >= len(works)
+        style, legend = ("s6", "") if weights else (f"s{2 + at}", name)
+        point = ((intensity, reached),)
+        lines.append(Line(legend, point, style, dots=True, titles=(name,), label=name, above=weights))
     return Chart(
         caption="Roofline",
         reading="Left of the ridge memory decides and the multipliers wait; right of it compute decides. "

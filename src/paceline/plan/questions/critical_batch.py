@@ -27,7 +27,7 @@ def ask(case: Case) -> Answer | None:
         chip_ratio=ratio,
         **case.amounts,
     )
-    turn = linear_turn(case)
+    turn = linear_turn(case) if case.measured is None else None
     if turn is not None:
         critical = critical.expecting(Expected.exactly(turn))
     notes = [
@@ -53,7 +53,7 @@ def ask(case: Case) -> Answer | None:
 def linear_turn(case: Case) -> int | None:
     """Tokens from which on kernels bound by compute take half of all multiplications; None: over 4,096."""
     for tokens in range(8, MOST_TOKENS + 1, 8):
-        multiplied = [one for one in case.cost.operations(StepShape(tokens, 1, 1)) if one.flops]
+        multiplied = [one for one in case.analytic.operations(StepShape(tokens, 1, 1)) if one.flops]
         computing_s = sum(one.seconds for one in multiplied if one.bound == COMPUTE)
         if computing_s >= 0.5 * sum(one.seconds for one in multiplied):
             return tokens

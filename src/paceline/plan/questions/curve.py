@@ -22,7 +22,7 @@ def ask(case: Case) -> Answer:
         **case.amounts,
     )
     at_knee = max(1, round(knee.value))
-    found = best_batch(case.step_s, MOST_BATCH) if roof.knows_compute else None
+    found = best_batch(case.step_s, MOST_BATCH) if case.knows_times else None
     if found is not None:
         knee = knee.expecting(Expected.exactly(found))
     limit = solve(

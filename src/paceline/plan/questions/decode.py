@@ -74,7 +74,8 @@ def step_of(case: Case, batch: int, name: str) -> Value:
 def _notes(case: Case) -> tuple[str, ...]:
     if case.roofline.knows_compute:
         return ()
+    expected = "" if case.knows_times else ", and nothing is expected beyond the ideal"
     return (
-        f"the maker of {case.chip.name} publishes no rate of {case.format}: compute is left out, and "
-        "nothing is expected beyond the ideal; measure a rate and add it to a chip of your own",
+        f"the maker of {case.chip.name} publishes no rate of {case.format}: compute is left out{expected}; measure a "
+        "rate and add it to a chip of your own",
     )

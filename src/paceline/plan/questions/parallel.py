@@ -88,7 +88,7 @@ def candidates(case: Case) -> Iterator[tuple[str, str, Deployment]]:
 
 def layout_of(case: Case, name: str, where: str, deployment: Deployment) -> Layout:
     """What a layout gives."""
-    one = replace(case, deployment=deployment, weights_bytes=None)
+    one = replace(case, deployment=deployment, weights_bytes=None, measured=None)
     fits = one.sequences_that_fit(case.traffic.context)
     batch = largest(lambda count: step_of(one, count) <= case.targets.itl_s, fits)
     return Layout(
