@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -46,6 +47,24 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
     "Qwen3Moe": {**MOE, "head_dim": 64},
     "GptOss": {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 64},
+    "Cohere": {},
+    "Apertus": {},
+    "BitNet": {},
+    "Arcee": {},
+    "Glm4MoeLite": {
+        **MOE,
+        "n_routed_experts": 8,
+        "kv_lora_rank": 128,
+        "q_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32,
+        "v_head_dim": 64,
+        "num_key_value_heads": 8,
+        "n_group": 1,
+        "topk_group": 1,
+    },
+    "Ernie4_5_Moe": {"moe_num_experts": 8, "moe_k": 2, "moe_intermediate_size": 256, "moe_layer_end_index": 5},
+    "Llama4Text": {"num_local_experts": 4, "head_dim": 64, "intermediate_size_mlp": 1024, "intermediate_size": 512},
     "OPT": {"ffn_dim": 1536, "word_embed_proj_dim": 512, "num_key_value_heads": None, "intermediate_size": None},
     "Falcon": {
         "new_decoder_architecture": True,
@@ -73,7 +92,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 def parameters(name: str, config: Any) -> int:
     """How many the real model has, tied ones once."""
-    stem = "Gemma3" if name == "Gemma3Text" else name
+    stem = {"Gemma3Text": "Gemma3", "Llama4Text": "Llama4"}.get(name, name)
     with torch.device("meta"):
         model = getattr(transformers, f"{stem}ForCausalLM")(config)
     model.tie_weights()
@@ -202,6 +221,26 @@ def test_layers_with_a_state_are_refused() -> None:
         from_config({"model_type": "mamba2"}, name="x")
 
 
+def test_parts_that_differ_by_layer_are_refused() -> None:
+    with pytest.raises(UnsupportedModel, match="hidden_size_per_layer_input is 256"):
+        from_config(published(hidden_size_per_layer_input=256), name="x")
+    with pytest.raises(UnsupportedModel, match="intermediate_size differs by layer"):
+        from_config(published(intermediate_size=[1, 2]), name="x")
+
+
+def test_dimensions_must_explain_the_checkpoint_beside_them(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(published()), encoding="utf-8")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 16_060_522_496}}), encoding="utf-8")
+    assert find_model(str(tmp_path)).layers == 32
+    index.write_text(json.dumps({"metadata": {"total_size": 22_000_000_000}}), encoding="utf-8")
+    with pytest.raises(UnsupportedModel, match=r"8\.03 B parameters, 73% of the 22\.00 GB"):
+        find_model(str(tmp_path))
+    index.write_text("{}", encoding="utf-8")
+    with pytest.raises(CorruptModel, match="total_size"):
+        find_model(str(tmp_path))
+
+
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "qwen3moe", "mixtral"])
 @pytest.mark.parametrize(
     "kind", [GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_K], ids=lambda kind: str(kind.name)
@@ -228,6 +267,14 @@ def test_the_header_is_enough(tmp_path: Path) -> None:
         path.write_bytes(whole[:kept])
         with pytest.raises(CorruptModel):
             read_gguf(path)
+
+
+def test_a_gguf_file_with_a_state_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    vector = np.zeros(256, dtype=np.float32)
+    write_gguf(path, reference_model("llama"), "llama", extra={"blk.0.ssm_a": vector})
+    with pytest.raises(UnsupportedModel, match="only decoders with attention"):
+        find_model(str(path))
 
 
 def test_what_is_not_a_gguf_file(tmp_path: Path) -> None:

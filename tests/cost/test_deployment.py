@@ -215,6 +215,15 @@ def test_a_longer_sequence_never_needs_less(name: str, context: int, more: int) 
     assert model.kv_bytes(context, "fp8") * 2 == model.kv_bytes(context)
 
 
+def test_how_many_sequences_fit() -> None:
+    llama = deploy("llama-3-8b", "h100")
+    assert llama.sequences(4096) == llama.num_blocks() // 256
+    assert llama.sequences(4096, hybrid=True) in (llama.sequences(4096), llama.sequences(4096) + 1)
+    oss = deploy("gpt-oss-20b", "h100")
+    assert oss.sequences(32_768, hybrid=True) == pytest.approx(2 * oss.sequences(32_768), rel=0.02)
+    assert deploy("llama-3-70b", "h100").sequences(4096, hybrid=True) == 0
+
+
 def test_layouts_in_words() -> None:
     assert deploy("llama-3-8b", "h100").layout == "llama-3-8b in bf16 on h100"
     deployment = deploy("deepseek-v3", "h200", tp=2, dp=4, ep=8, kv="fp8")

@@ -13,22 +13,25 @@ from typing import Any
 
 from paceline.cost.gguf_header import Header, read_header
 from paceline.cost.model import Experts, Latent, Model
+from paceline.cost.precision import find_precision
 from paceline.errors import CorruptModel, ModelNotFound, UnsupportedModel
 
 _MOST = 1 << 32  # no dimension of a model is larger
+_MOST_OFF = 1.15  # a checkpoint's size over that of its dimensions, either way
 # The same number under the names that families give it.
 _NAMES = {
     "layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
     "hidden": ("hidden_size", "n_embd", "d_model"),
-    "ffn": ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff"),
-    "heads": ("num_attention_heads", "n_head", "n_heads"),
+    "ffn": ("intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size", "d_ff"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num"),
     "vocab": ("vocab_size", "padded_vocab_size"),
     "context": ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"),
     "active": ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_top_k", "moe_k"),
     "expert_inter": ("moe_intermediate_size", "expert_intermediate_size"),
-    "dense": ("first_k_dense_replace", "moe_layer_start_index"),
+    "shared": ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts"),
+    "dense": ("first_k_dense_replace", "moe_layer_start_index", "num_dense_layers"),
 }
 _UNGATED = frozenset(
     {
@@ -49,6 +52,8 @@ _UNGATED = frozenset(
         "persimmon",
     }
 )
+_GATED = frozenset({"bitnet"})  # whatever their activation
+_UNGATED_ACTIVATIONS = frozenset({"relu", "relu2", "xielu", "gelu", "gelu_new", "gelu_fast"})
 _TIED = frozenset(
     {
         "opt",
@@ -71,7 +76,11 @@ _MULTI_QUERY = frozenset({"gpt_bigcode"})
 # Windows: each is how many layers make one full one, where the file does not say it layer by layer.
 _PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4, "gpt_oss": 2, "llama4_text": 4}
 _HEAD_DIMS = {"gemma": 256, "gemma2": 256, "gemma3": 256, "gemma3_text": 256, "qwen3": 128, "qwen3_moe": 128}
-_NOT_ATTENTION = ("mamba", "ssm", "linear", "recurrent", "conv", "rwkv")
+# Words in the kinds of layers that we know. Indexed attention keeps all keys and reads some: ours is an upper bound.
+_ATTENTION = ("full", "sliding", "chunked", "global", "local", "indexed")
+_STATE = ("mamba", "rwkv", "jamba", "bamba", "falcon_h1", "zamba", "lfm2", "recurrent", "xlstm")  # in families
+# Parts with weights or work of their own that are not in our dimensions.
+_OTHER_PARTS = ("hidden_size_per_layer_input", "per_layer_config", "zero_expert_num")
 
 
 def read_config(path: Path) -> Model:
@@ -85,7 +94,29 @@ def read_config(path: Path) -> Model:
         raise CorruptModel(f"{file}: not JSON: {error}") from error
     if not isinstance(raw, dict):
         raise CorruptModel(f"{file}: expected an object")
-    return from_config(raw, name=file.parent.name or file.stem, where=str(file))
+    model = from_config(raw, name=file.parent.name or file.stem, where=str(file))
+    _check_size(file, raw, model)
+    return model
+
+
+def _check_size(file: Path, raw: Mapping[str, Any], model: Model) -> None:
+    """Refuse dimensions that do not explain the checkpoint beside them, where it says how large it is.
+
+    Not where weights are quantised (their scales and exceptions differ) or belong to more than a language model.
+    """
+    index = file.with_name("model.safetensors.index.json")
+    if model.native not in ("bf16", "fp16", "fp32") or not index.is_file() or "vision_config" in raw:
+        return
+    try:
+        total = json.loads(index.read_text(encoding="utf-8"))["metadata"]["total_size"]
+        share = model.params * find_precision(model.native).bytes / total
+    except (OSError, ValueError, KeyError, TypeError, ZeroDivisionError) as error:
+        raise CorruptModel(f"{index}: no metadata.total_size in it: {error}") from error
+    if not 1 / _MOST_OFF <= share <= _MOST_OFF:
+        raise UnsupportedModel(
+            f"{file}: its dimensions make {model.params / 1e9:.2f} B parameters, {share:.0%} of the "
+            f"{total / 1e9:.2f} GB that {index.name} counts; there is more to this model than is modelled"
+        )
 
 
 def from_config(raw: Mapping[str, Any], *, name: str, where: str = "config.json") -> Model:
@@ -96,7 +127,7 @@ def from_config(raw: Mapping[str, Any], *, name: str, where: str = "config.json"
             raw = raw[key]
     fields = _Fields(raw, where)
     family = str(raw.get("model_type", ""))
-    _refuse_other_layers(raw, family, where)
+    _refuse_others(raw, family, where)
     hidden, heads, layers = fields.need("hidden"), fields.need("heads"), fields.need("layers")
     kv_heads = fields.get("kv_heads", heads)
     if family in _MULTI_QUERY or (family == "falcon" and raw.get("multi_query", True)):
@@ -116,7 +147,7 @@ def from_config(raw: Mapping[str, Any], *, name: str, where: str = "config.json"
         head_dim=latent.nope_dim + latent.rope_dim if latent else head_dim,
         vocab=fields.need("vocab"),
         tied=bool(tied),
-        gated=family not in _UNGATED,
+        gated=family in _GATED or (family not in _UNGATED and _activation(raw) not in _UNGATED_ACTIVATIONS),
         parallel=family in _PARALLEL,
         window=window,
         window_layers=window_layers,
@@ -159,14 +190,31 @@ class _Fields:
         return value
 
 
-def _refuse_other_layers(raw: Mapping[str, Any], family: str, where: str) -> None:
-    """Layers that keep a state in place of keys and values have other costs; we do not know them."""
-    kinds = raw.get("layer_types") or raw.get("layers_block_type") or ()
-    other = next((str(kind) for kind in kinds if any(word in str(kind) for word in _NOT_ATTENTION)), None)
-    if other is None and any(word in family for word in ("mamba", "rwkv", "jamba", "bamba", "falcon_h1", "zamba")):
+def _refuse_others(raw: Mapping[str, Any], family: str, where: str) -> None:
+    """What keeps a state in place of keys and values, or differs by layer, has other costs; we do not know them."""
+    kinds = [str(kind) for kind in raw.get("layer_types") or raw.get("layers_block_type") or ()]
+    other = next((kind for kind in kinds if not any(word in kind for word in (*_ATTENTION, "attention"))), None)
+    other = other or next((kind for kind in kinds if not any(word in kind for word in _ATTENTION)), None)
+    if other is None and any(word in family for word in _STATE):
         other = family
     if other is not None:
-        raise UnsupportedModel(f"{where}: layers of kind {other!r} are not modelled; only attention is")
+        raise UnsupportedModel(
+            f"{where}: layers of kind {other!r} are not modelled; only full and sliding attention are"
+        )
+    for key in _OTHER_PARTS:
+        if raw.get(key):
+            raise UnsupportedModel(f"{where}: {key} is {raw[key]!r}, which is not modelled")
+    for key, value in raw.items():
+        if (
+            isinstance(value, list)
+            and key in ("intermediate_size", "num_attention_heads_per_layer")
+            and len(set(value)) > 1
+        ):
+            raise UnsupportedModel(f"{where}: {key} differs by layer, which is not modelled")
+
+
+def _activation(raw: Mapping[str, Any]) -> str:
+    return str(raw.get("hidden_act") or raw.get("activation_function") or "")
 
 
 def _latent(raw: Mapping[str, Any], where: str) -> Latent | None:
@@ -186,12 +234,13 @@ def _experts(raw: Mapping[str, Any], fields: _Fields, layers: int) -> Experts | 
     count = fields.get("experts", 0)
     if count <= 1:
         return None
-    inter = fields.get("expert_inter", fields.get("ffn", 0))
-    shared = fields.named("shared_expert_intermediate_size", 0)
-    shared = shared or inter * (fields.named("n_shared_experts", 0) or fields.named("num_shared_experts", 0))
+    inter = fields.get("expert_inter", fields.named("intermediate_size", 0))
+    # Llama 4 has one shared expert, which its config takes for granted; the width of its plain MLPs has another name.
+    alone = 1 if "intermediate_size_mlp" in raw else 0
+    shared = fields.named("shared_expert_intermediate_size", inter * fields.get("shared", alone))
     step = max(1, fields.named("decoder_sparse_step", 1), fields.named("interleave_moe_layer_step", 1))
-    plain = raw.get("mlp_only_layers") or ()
-    dense = fields.get("dense", 0)
+    plain, kinds = raw.get("mlp_only_layers") or (), raw.get("mlp_layer_types")
+    dense = list(kinds).count("dense") if kinds else fields.get("dense", 0)
     if not dense:
         dense = sum((layer + 1) % step != 0 or layer in plain for layer in range(layers))
     return Experts(count, fields.get("active", 1), inter, shared, min(dense, layers))
@@ -249,7 +298,8 @@ def read_gguf(path: Path) -> Model:
 def from_header(header: Header, *, name: str) -> Model:
     """The model that a GGUF header describes."""
     arch = str(header.metadata.get("general.architecture", ""))
-    if any(word in arch for word in ("mamba", "rwkv", "jamba", "clip", "bert")):
+    stateful = any(word in name for name in header.shapes for word in (".ssm_", ".shortconv", ".time_mix"))
+    if stateful or any(word in arch for word in (*_STATE, "clip", "bert")):
         raise UnsupportedModel(
             f"{header.path}: architecture {arch!r} is not modelled; only decoders with attention are"
         )

@@ -246,6 +246,19 @@ class Deployment:
         """KV blocks that the engine will have (of each copy of the attention); 0 if the weights do not fit."""
         return self.memory(block_size=block_size, utilization=utilization).num_blocks
 
+    def sequences(self, context: int, *, utilization: float = 0.9, hybrid: bool = False) -> int:
+        """How many sequences of `context` tokens the KV memory holds.
+
+        An engine that keeps one kind of block keeps all tokens in all layers; with `hybrid`, layers that slide keep
+        their window alone (vLLM's hybrid KV cache manager).
+        """
+        memory = self.memory(utilization=utilization)
+        if not hybrid:
+            return memory.num_blocks // -(-context // memory.block_size) * self.dp
+        kept = self.model.kv_bytes(context, self.kv) / self.model.kv_bytes_per_token(self.kv)
+        each = memory.block_bytes / memory.block_size * kept
+        return max(0, int(memory.kv_bytes // each)) * self.dp
+
     def fits(self, context: int = 1, rows: int = 1, *, utilization: float = 0.9) -> bool:
         """Whether `rows` sequences of `context` tokens fit beside the weights."""
         memory = self.memory(utilization=utilization)
