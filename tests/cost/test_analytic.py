@@ -263,12 +263,16 @@ def test_what_it_does_not_know_it_says() -> None:
     # No published rate of arithmetic.
     apple = AnalyticCost(deploy("llama-3-8b", "m5-pro", weights="q4_k_m")).predict(decodes(1, 1000))
     assert not apple.known
-    # A generation whose kernels nobody has described.
-    strange = replace(find_chip("h100"), family="abacus")
-    guess = AnalyticCost(Deployment(find_model("llama-3-8b"), strange)).predict(decodes(8, 1000))
-    assert not guess.known
-    assert guess.high / guess.seconds > known.high / known.seconds
-    assert guess.low < guess.seconds
+    # A generation whose kernels nobody has measured, and such that nobody has described.
+    derived = AnalyticCost(deploy("llama-3-8b", "b200")).predict(decodes(8, 1000))
+    assert derived.known
+    assert derived.high / derived.seconds > known.high / known.seconds
+    for family in ("abacus", "generic"):
+        strange = replace(find_chip("h100"), family=family)
+        guess = AnalyticCost(Deployment(find_model("llama-3-8b"), strange)).predict(decodes(8, 1000))
+        assert not guess.known
+        assert guess.high / guess.seconds > derived.high / derived.seconds
+        assert guess.low < guess.seconds
     # Rows longer than the model takes.
     assert not AnalyticCost(deploy("llama-3-8b", "h100")).predict(decodes(8, 10_000)).known
     # A step larger than any kernel was measured at.

@@ -94,7 +94,9 @@ def test_figures_of_a_chip_agree(chip: Chip) -> None:
         assert rate > 0
     if "fp8" in chip.tflops:  # dense, not sparse: 8 bits are twice as fast as 16
         assert chip.flops("fp8") == pytest.approx(2 * chip.flops("bf16"), rel=0.02)
-    if chip.sms and chip.family in FAMILIES:
+    assert chip.family in FAMILIES
+    assert chip.family != "generic"
+    if chip.sms:
         assert chip.flops("bf16") / chip.sms < 2e13
 
 

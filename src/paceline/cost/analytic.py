@@ -31,6 +31,9 @@ GUESSED_INTENSITY = 30.0
 # How far off a part of the sum may be, as a share of it: so that nine in ten measured servings fall inside
 # (tests/cost/test_serving_points.py). Host time depends most on the machine around the chip.
 SPREAD_TOKENS, SPREAD_ATTENTION, SPREAD_HOST, SPREAD_UNKNOWN = 0.15, 0.25, 0.50, 0.50
+# Generations whose kernels were measured; the others' curves follow from these and from datasheets.
+MEASURED, SPREAD_UNMEASURED = frozenset({"ampere", "hopper"}), 0.15
+UNKNOWN_FAMILY = "generic"
 MOST_TOKENS = 1 << 20  # in a step; more is outside what kernels are known for
 REMEMBERED = 1 << 15  # token counts and row counts kept
 WINDOW = 256  # steps whose errors are kept
@@ -51,7 +54,9 @@ class AnalyticCost:
         self.deployment = deployment
         self.kernels: Kernels = kernels if kernels is not None else Efficiency(silicon)
         self.host = host or FAMILIES.get(silicon.family, FAMILIES["generic"]).host
-        self.knows_chip = bool(deployment.chip.tflops) and (kernels is not None or silicon.family in FAMILIES)
+        described = silicon.family in FAMILIES and silicon.family != UNKNOWN_FAMILY
+        self.knows_chip = bool(deployment.chip.tflops) and (kernels is not None or described)
+        self._spread = 0.0 if kernels is not None or silicon.family in MEASURED else SPREAD_UNMEASURED
         self._work = Work(deployment, self.kernels)
         self._most_context = deployment.model.max_context or MOST_TOKENS
         self._by_tokens: dict[int, _Part] = {}
@@ -89,8 +94,7 @@ class AnalyticCost:
         linear_s = by_tokens.seconds + by_rows.seconds
         seconds = linear_s + attention_s + host_s
         spread = SPREAD_TOKENS * linear_s + SPREAD_ATTENTION * attention_s + SPREAD_HOST * host_s
-        if not known:
-            spread += SPREAD_UNKNOWN * seconds
+        spread += (self._spread if known else SPREAD_UNKNOWN) * seconds
         return Estimate(seconds, max(seconds - spread, 0.1 * seconds), seconds + spread, known)
 
     def operations(self, shape: StepShape) -> tuple[Operation, ...]:
