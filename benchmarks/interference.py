@@ -34,10 +34,13 @@ from pathlib import Path
 from _common import Report, arguments
 from _interference import batch, burst, capacity, cost, figures, streams, tenants
 from _interference.bench import Bench, OutOfTime, State
+from _interference.loads import NotComplete
 from _interference.scenario import FULL, SMOKE, TYPICAL, trace_lengths
 from _interference.variants import LEAN, VARIANTS
 from _interference.variants import SMOKE as FEW
 from _server import default_model
+
+from paceline.errors import PacelineError
 
 PARTS = {
     "interference": streams,
@@ -47,6 +50,7 @@ PARTS = {
     "batch": batch,
     "cost": cost,
 }
+INTERRUPTED = 130
 TRACE = Path(__file__).parents[2] / "shared" / "data" / "azure_conv_2023.csv"
 
 
@@ -78,9 +82,9 @@ def main() -> int:
         variants=FEW if args.smoke else LEAN if args.lean else VARIANTS,
         until_s=time.monotonic() + 60 * args.minutes,
     )
-    carry_out(bench, parts)
+    code = carry_out(bench, parts)
     report.finish()
-    return 0
+    return code
 
 
 def _add(parser: argparse.ArgumentParser) -> None:
@@ -93,9 +97,9 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--trace", type=Path, default=TRACE, help="the Azure conversation trace of 2023, as CSV")
 
 
-def carry_out(bench: Bench, parts: list[str]) -> None:
-    """Measure what is missing, then tell what is there: also when time runs out, or on Ctrl-C."""
-    report = bench.report
+def carry_out(bench: Bench, parts: list[str]) -> int:
+    """Measure what is missing, then tell what is there: also when time runs out, or on Ctrl-C. The exit code."""
+    report, code = bench.report, 0
     report.note("time, on two AVX2 cores", f"about {_left_s(bench, parts) / 60:.0f} min of what is not measured yet")
     try:
         bench.scenario = streams.measure_scenario(bench)
@@ -110,24 +114,31 @@ def carry_out(bench: Bench, parts: list[str]) -> None:
         report.note("ttft_ms", f"{1000 * scenario.ttft_s:.0f}, four times a long prompt alone")
         report.note("time, on this machine", f"about {_left_s(bench, parts) / 60:.0f} min")
         for name in parts:
-            _measure(bench, name)
+            code |= _measure(bench, name)
     except KeyboardInterrupt:
         report.note("interrupted", "the same command goes on from here")
+        code = INTERRUPTED
     if bench.scenario is TYPICAL:
-        return
+        return code
     for name in parts:
         PARTS[name].tell(bench)
     for path in figures.write(bench):
         report.note("written", path)
     if bench.left_out:
         report.note("left out, for want of time", f"{', '.join(bench.left_out)} and what follows")
+    return code
 
 
-def _measure(bench: Bench, name: str) -> None:
+def _measure(bench: Bench, name: str) -> int:
+    """One part; 1 when it broke down, which the others need not."""
     try:
         PARTS[name].measure(bench)
     except OutOfTime as out:
         print(f"{name}: no time left for {out}", file=sys.stderr)
+    except (NotComplete, PacelineError, SystemExit) as error:  # SystemExit: the server did not come up
+        bench.report.note(f"{name} BROKE DOWN", f"{error}; the same command tries it again")
+        return 1
+    return 0
 
 
 def _left_s(bench: Bench, parts: list[str]) -> float:

@@ -55,9 +55,8 @@ def tell(bench: Bench) -> None:
 
 def _run(bench: Bench) -> dict[str, Any]:
     scratch = bench.state.scratch("batch files")
-    classes = {"interactive": bench.scenario.promise}
     flags = ["--default-class", "interactive", "--batch-dir", str(scratch)]
-    with bench.serving(SLO, classes, flags) as url:
+    with bench.serving(SLO, flags=flags) as url:
         without = _interactive(bench, url, "batch without")
         with httpx.Client(base_url=url, timeout=60.0) as http:
             batch = _start_batch(http, bench.size.batch_requests)

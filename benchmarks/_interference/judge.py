@@ -165,20 +165,11 @@ def highest(
     down in growing steps until it is bracketed, then the bracket is halved on the logarithm. A second run must confirm
     the answer, else the search goes on below it. A hundred times `start` is as high as anybody looks.
     """
-    step, rate = (1 + resolution) ** 2, start
-    low = high = None
-    while low is None or high is None:
-        if holds(rate, 0):
-            if rate >= 100 * start:
-                return rate
-            low, rate = rate, min(rate * step, 100 * start)
-        else:
-            high = rate
-            if rate <= floor:
-                return None
-            rate = max(floor, rate / step)
-        step = step * step
+    rate, high = start, None
     while True:
+        low, high = _bracket(holds, rate, high, floor, (1 + resolution) ** 2)
+        if low is None or high is None:
+            return low
         while high / low > (1 + resolution) * (1 + 1e-9):
             middle = math.sqrt(low * high)
             low, high = (middle, high) if holds(middle, 0) else (low, middle)
@@ -186,11 +177,27 @@ def highest(
             return low
         if low <= floor:
             return None
-        high, low = low, max(floor, low / (1 + resolution))
-        while not holds(low, 0):
-            if low <= floor:
-                return None
-            high, low = low, max(floor, low / (1 + resolution))
+        rate, high = max(floor, low / (1 + resolution)), low
+
+
+def _bracket(
+    holds: Callable[[float, int], bool], rate: float, high: float | None, floor: float, step: float
+) -> tuple[float | None, float | None]:
+    """A rate that holds and a higher one that does not, from `rate` in growing steps; None for one there is not."""
+    low, most = None, 100 * rate
+    while low is None or high is None:
+        if holds(rate, 0):
+            low = rate
+            if rate >= most:
+                break
+            rate = min(rate * step, most)
+        else:
+            high = rate
+            if rate <= floor:
+                break
+            rate = max(floor, rate / step)
+        step = step * step
+    return low, high
 
 
 def finite(value: Any) -> Any:

@@ -18,6 +18,7 @@ from _interference.variants import VARIANTS
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.pace import Pace, Pacer
 from paceline.core.policies.registry import make_policy
 from paceline.measure.metrics import measure
 from paceline.measure.records import ErrorClass
@@ -199,9 +200,17 @@ def test_what_runs_in_process_makes_the_same_rows_as_a_client() -> None:
     assert not measure(asked.record(zero_s=90.0)).ok, "a stream cut short is no success"
 
 
+def test_in_process_a_token_that_is_held_back_comes_when_it_is_shown() -> None:
+    asked = _Asked("stream", due_s=0.0, prompt=32, new=5, pacer=Pacer(Pace(interval_s=1.0, hold=2)))
+    for made_s in (0.5, 0.6, 0.7):
+        asked.take(made_s, 1, end=False)
+    asked.take(3.0, 2, end=True)
+    assert asked.token_s == [0.5, 1.5, 2.5, 3.0, 3.0]
+
+
 def test_promises_follow_from_what_the_machine_gives() -> None:
     scenario = Scenario(prefill_s=2.0, gap_s=0.03, long_in=1000)
-    assert scenario.classes == {"standard": {"ttft_ms": 8000.0, "itl_ms": 90.0}}
+    assert scenario.classes["standard"] == scenario.classes["interactive"] == {"ttft_ms": 8000.0, "itl_ms": 90.0}
     assert scenario.slos == ("ttft <= 8000ms", "itl_p95 <= 90ms")
     # 500 prompt tokens are 1 s, 80 more tokens in a batch of eight 0.3 s.
     assert scenario.most_per_s([(500, 80)]) == pytest.approx(1 / 1.3)
