@@ -16,10 +16,11 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from paceline.core.pace import Pacer
+from paceline.core.pace import Pace
 from paceline.core.step import Accepted, Finish, FinishReason, Rejected, RejectReason, StepEvents
 from paceline.measure.records import ErrorClass, RequestRecord, Usage
 from paceline.simulate.overheads import Overheads
+from paceline.simulate.paced import paced
 from paceline.simulate.traffic import Arrival
 
 CHARS = 4  # of a token, in rows that have no text
@@ -47,8 +48,8 @@ class Ledger:
         overheads = overheads or Overheads()
         self._after_s, self._after_row_s = overheads.after_s, overheads.after_row_s
         self._open: dict[str, Arrival] = {}
-        self._heard: dict[str, list[float]] = {}  # when each token of an open request was read
-        self._pacers: dict[str, Pacer] = {}  # of open requests whose tokens are shown at a pace
+        self._heard: dict[str, list[float]] = {}  # when each token of an open request could be shown to its reader
+        self._paces: dict[str, Pace] = {}  # of open requests whose tokens are shown at a pace
         self.records: list[RequestRecord] = []
         self.failed = 0
 
@@ -67,17 +68,15 @@ class Ledger:
     def accepted(self, answer: Accepted) -> None:
         """An engine takes a request; from now on its tokens are shown at this pace."""
         if answer.pace is not None:
-            self._pacers[answer.request_id] = Pacer(answer.pace)
+            self._paces[answer.request_id] = answer.pace
 
     def heard(self, events: StepEvents, at_s: float) -> None:
         """Tokens of a step."""
-        heard, pacers, read_s, row_s = self._heard, self._pacers, at_s + self._after_s, self._after_row_s
+        heard, read_s, row_s = self._heard, at_s + self._after_s, self._after_row_s
         for name, tokens in zip(events.ids, events.tokens, strict=True):
             if row_s:
                 read_s += row_s
-            if name in pacers:
-                heard[name].extend(pacers[name].show(read_s, len(tokens)))
-            elif len(tokens) == 1:
+            if len(tokens) == 1:
                 heard[name].append(read_s)
             else:
                 heard[name].extend([read_s] * len(tokens))
@@ -119,10 +118,9 @@ class Ledger:
         reason: str | None = None,
         cached: int | None = None,
     ) -> Ended:
-        arrival, read = self._open.pop(name), self._heard.pop(name)
-        if (pacer := self._pacers.pop(name, None)) is not None:
-            read += pacer.show(max(at_s + self._after_s, read[-1] if read else at_s), 0, end=True)
-        heard = tuple(read)
+        arrival, heard = self._open.pop(name), tuple(self._heard.pop(name))
+        if (pace := self._paces.pop(name, None)) is not None:
+            heard = paced(heard, max(at_s + self._after_s, heard[-1] if heard else at_s), pace)
         closed_s = max(at_s + self._after_s, heard[-1] if heard else at_s)
         ones, kinds, rows, chars = _columns(len(heard))
         spec, planned = arrival.spec, arrival.planned

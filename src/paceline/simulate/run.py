@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import msgspec
 
@@ -37,6 +37,7 @@ from paceline.simulate.replica import Replica
 from paceline.simulate.results import write_run
 from paceline.simulate.traffic import PlannedTraffic, Traffic
 
+MakeScheduler = Callable[[SchedulerConfig, CostModel | None], Scheduler]
 ASKS = frozenset(("slo",))  # policies that ask the scheduler's cost model
 
 
@@ -56,12 +57,8 @@ class EngineSetup:
     default_class: str = "standard"
     call_log: str | None = None  # write every scheduler call here
 
-    def make(self, seed: int, log: TextIO | None = None) -> Replica:
-        """A fresh engine, warmed up; its scheduler's calls go to `log`."""
-
-        def scheduler(config: SchedulerConfig, cost: CostModel | None) -> Scheduler:
-            return Scheduler(config, cost) if log is None else RecordedScheduler(config, log, cost)
-
+    def make(self, seed: int, make_scheduler: MakeScheduler = Scheduler) -> Replica:
+        """A fresh engine, warmed up."""
         asks = ALIASES.get(self.config.policy, self.config.policy) in ASKS
         learns = (self.cost if self.oracle else OnlineCost()) if asks else None
         replica = Replica(
@@ -70,7 +67,7 @@ class EngineSetup:
             self.cost,
             learns=learns,
             jitter=random.Random(f"{seed}:jitter") if self.jitter else None,  # noqa: S311  reproducible
-            make_scheduler=scheduler,
+            make_scheduler=make_scheduler,
         )
         if not self.oracle:
             replica.warm_up()
@@ -117,22 +114,23 @@ def simulate_only(
     """Simulate a plan and write nothing."""
     traffic, schedule = traffic_of(plan, setup)
     limits = replace(setup.limits, timeout_s=plan.client.timeout_s)
-    with _opened(setup.call_log) as log:
-        replica = setup.make(plan.seed, log)
+    with _scheduler_maker(setup.call_log) as make_scheduler:
+        replica = setup.make(plan.seed, make_scheduler)
         return drive(traffic, replica, overheads=setup.overheads, limits=limits, on_progress=on_progress), schedule
 
 
 @contextlib.contextmanager
-def _opened(path: str | None) -> Iterator[TextIO | None]:
+def _scheduler_maker(path: str | None) -> Iterator[MakeScheduler]:
+    """A scheduler, or one that writes its calls down."""
     if path is None:
-        yield None
+        yield Scheduler
         return
     try:
         file = open(path, "w", encoding="utf-8")  # noqa: SIM115  closed below; only opening it may be a ConfigError
     except OSError as error:
         raise ConfigError(f"call_log {path} cannot be written: {error.strerror}") from error
     with file:
-        yield file
+        yield lambda config, cost: RecordedScheduler(config, file, cost)
 
 
 def find_rate(
