@@ -54,7 +54,7 @@ class BenchOptions:
 
     input: Annotated[
         str,
-        _option("--input", "-i", panel=_PROMPTS, help="Prompt tokens: 512, uniform:100:900, lognormal:512:0.8:4096."),
+        _option("--input", "-i", panel=_PROMPTS, help="Prompt tokens: 512, uniform:128:900, lognormal:512:0.8:4096."),
     ] = "512"
     output: Annotated[str, _option("--output", "-o", panel=_PROMPTS, help="Output tokens, in the same forms.")] = "128"
     prompts: Annotated[Path | None, _plain(_PROMPTS, "Prompts from a file: one a line, or JSON lines.")] = None

@@ -222,7 +222,7 @@ def check_length(name: str, length: Length) -> None:
 
 
 def parse_length(text: str, *, low: int = 1) -> Length:
-    """Read `512`, `uniform:100:900`, or `lognormal:MEDIAN:SIGMA[:MAX]`. Raises ConfigError."""
+    """Read `512`, `uniform:128:900`, or `lognormal:MEDIAN:SIGMA[:MAX]`. Raises ConfigError."""
     kind, *numbers = text.split(":")
     try:
         if not numbers:
@@ -239,7 +239,7 @@ def parse_length(text: str, *, low: int = 1) -> Length:
             return length
     except ValueError:
         pass
-    raise ConfigError(f"{text!r} is not a length: use 512, uniform:100:900 or lognormal:MEDIAN:SIGMA[:MAX]")
+    raise ConfigError(f"{text!r} is not a length: use 512, uniform:128:900 or lognormal:MEDIAN:SIGMA[:MAX]")
 
 
 def _whole(text: str) -> int:
