@@ -90,8 +90,8 @@ class AnalyticCost:
         for operation in self._work.of_attention(split(shape)):
             attention_s += operation.seconds
             known = known and operation.known
-        host_s = self._host_s(rows)
         linear_s = by_tokens.seconds + by_rows.seconds
+        host_s = self._host_s(rows, linear_s + attention_s)
         seconds = linear_s + attention_s + host_s
         spread = SPREAD_TOKENS * linear_s + SPREAD_ATTENTION * attention_s + SPREAD_HOST * host_s
         spread += (self._spread if known else SPREAD_UNKNOWN) * seconds
@@ -103,9 +103,10 @@ class AnalyticCost:
             return ()
         work = self._work
         found = [*work.of_tokens(shape.tokens), *work.of_attention(split(shape)), *work.of_rows(shape.rows)]
-        layers = self.deployment.model.layers
-        found.append(Operation("launches", layers, 0.0, 0.0, layers * self.host.layer_s, "host"))
-        step_s = self._host_s(shape.rows) - layers * self.host.layer_s
+        layers, chip_s = self.deployment.model.layers, sum(operation.seconds for operation in found)
+        launches_s = layers * self.host.layer_s + self.host.waits_s(layers, chip_s)
+        step_s = self._host_s(shape.rows, chip_s) - launches_s
+        found.append(Operation("launches", layers, 0.0, 0.0, launches_s, "host"))
         found.append(Operation("step on the host", 1, 0.0, 0.0, step_s, "host"))
         return tuple(found)
 
@@ -128,11 +129,11 @@ class AnalyticCost:
             return 0.0, 0.0
         return found[len(found) // 2], found[min(len(found) - 1, int(0.95 * len(found)))]
 
-    def _host_s(self, rows: int) -> float:
+    def _host_s(self, rows: int, chip_s: float) -> float:
         """Copies of the attention have a host process each, which sees to its own rows."""
-        host = self.host
+        host, layers = self.host, self.deployment.model.layers
         mine = self._work.rank_tokens(rows)
-        return host.step_s + host.row_s * mine + host.layer_s * self.deployment.model.layers
+        return host.step_s + host.row_s * mine + host.layer_s * layers + host.waits_s(layers, chip_s)
 
     def _remember(self, parts: dict[int, _Part], key: int, of: Callable[[int], Iterator[Operation]]) -> _Part:
         """The sum of a group, kept."""

@@ -17,9 +17,10 @@ from typing import Protocol
 
 from paceline.cost.curves.experts import touched_evenly
 from paceline.cost.curves.timing import KernelTime, slower
-from paceline.cost.families import FAMILIES, Family, Host
+from paceline.cost.families import FAMILIES, Family
+from paceline.cost.host import HOSTS, Host
 
-__all__ = ["FAMILIES", "Efficiency", "Family", "Host", "KernelTime", "Kernels", "Silicon"]
+__all__ = ["FAMILIES", "HOSTS", "Efficiency", "Family", "Host", "KernelTime", "Kernels", "Silicon"]
 
 
 class Kernels(Protocol):

@@ -8,16 +8,7 @@ from paceline.cost.curves.attention import DecodeCurve, PrefillCurve
 from paceline.cost.curves.collective import ReduceCurve
 from paceline.cost.curves.experts import ExpertsCurve
 from paceline.cost.curves.gemm import GemmCurve
-
-
-@dataclass(frozen=True, slots=True)
-class Host:
-    """Time that is no kernel's: launching work and answering people, seconds."""
-
-    layer_s: float = 32e-6  # per layer and step: launches and gaps between kernels
-    step_s: float = 0.13e-3  # per step: batch preparation, sampling, the loop itself
-    row_s: float = 4e-6  # per request and step
-    request_s: float = 16e-3  # per request, once: HTTP, tokenisation, first stream chunk
+from paceline.cost.host import Host
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +101,9 @@ _HOPPER = Family(
 )
 # Not measured here. Boards with GDDR memory give a multiprocessor a third of the bandwidth that HBM does, so the loads
 # that it keeps in flight are enough to fill it; they run FlashAttention 2 as Ampere does.
-_GDDR = replace(_AMPERE.gemm, hbm_share=0.87, l2_ratio=4.0)
+_GDDR = replace(_AMPERE.gemm, hbm_share=0.90, l2_ratio=4.0)
 _AMPERE_GDDR = replace(
-    _AMPERE, flops_per_sm=155e12 / 84, gemm=_GDDR, decode=replace(_AMPERE.decode, share=0.85, reach=0.45)
+    _AMPERE, flops_per_sm=155e12 / 84, gemm=_GDDR, decode=replace(_AMPERE.decode, share=0.87, reach=0.45)
 )
 _ADA = replace(_AMPERE_GDDR, flops_per_sm=165e12 / 128)
 # Hopper's kernels with what makers' libraries are known to reach: a lower share of a higher peak.
@@ -139,7 +130,7 @@ _TPU = Family(
     gemm=GemmCurve(1.0e-6, 0.02e-6, 2.0e-6, hbm_share=0.85),
     decode=DecodeCurve(5e-6, 1.0e-6, share=0.75, reach=0.01),
     prefill=PrefillCurve(5e-6, share=0.45),
-    host=Host(layer_s=5e-6),
+    host=Host(layer_s=3e-6),
 )
 # Unified memory, one command buffer a step.
 _APPLE = Family(
