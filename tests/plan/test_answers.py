@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paceline.cost.catalogue import chips, models
 from paceline.plan.answer import Answer, Expected
 from paceline.plan.case import Case, Drafting, Pool, Targets, Traffic
 from paceline.plan.data import report
@@ -242,3 +243,13 @@ def test_chips_of_a_stage_share_the_reading() -> None:
     assert roofline_of(four).bandwidth == 4 * roofline_of(one).bandwidth
     assert roofline_of(four).ridge == roofline_of(one).ridge
     assert case("llama-3-70b", "h100", layout={"pp": 4}).roofline.bandwidth == roofline_of(one).bandwidth
+
+
+@pytest.mark.parametrize("name", models())
+def test_every_model_and_chip_of_the_catalogue_has_answers(name: str) -> None:
+    """Each model on one of the chips, in turn."""
+    all_chips = list(chips())
+    one = case(name, all_chips[list(models()).index(name) % len(all_chips)])
+    document = report(one, answer(one))
+    json.dumps(document, allow_nan=False)
+    assert {"fit", "pool", "kv", "decode", "curve", "attention"} <= set(document["answers"])

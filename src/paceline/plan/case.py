@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from paceline.core.protocols import CostModel
@@ -175,6 +175,11 @@ class Case:
     def chips(self) -> int:
         """Chips of one replica."""
         return self.deployment.chips
+
+    def at_own_context(self) -> Case:
+        """The same with what its own requests hold on average as context: their prompt and half of their answer."""
+        traffic = self.traffic
+        return replace(self, traffic=replace(traffic, context=traffic.prompt + traffic.output // 2))
 
     @cached_property
     def kv_per_token(self) -> float:

@@ -7,7 +7,7 @@ queue for the tokens that steps have room for, as in M/D/1: under a load of r th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from paceline.plan.case import Case
 from paceline.plan.questions.budget import expected_budget
@@ -48,13 +48,8 @@ class Split:
 
 def split_of(case: Case) -> Split:
     """What a replica of the case bears in each role."""
-    own = replace(case, traffic=replace(case.traffic, context=held_tokens(case)))
+    own = case.at_own_context()
     return Split(together_of(own), prefill_of(own), decode_of(own))
-
-
-def held_tokens(case: Case) -> int:
-    """What a decoding sequence holds on average: its prompt and half of its answer."""
-    return case.traffic.prompt + case.traffic.output // 2
 
 
 def together_of(case: Case) -> Role:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.plan.answer import Answer, Cell, Chart, Column, Expected, Line, Mark, Table, solve
+from paceline.plan.answer import Answer, Cell, Chart, Column, Expected, Line, Mark, Table, Value, solve
 from paceline.plan.case import MOST_BATCH, Case
-from paceline.plan.formula import Formula
+from paceline.plan.formula import Amount, Formula
 from paceline.plan.ideal import CAPACITY, COMPUTE, DECODE_STEP, KV, READING, WEIGHTS, batches, best_batch
 from paceline.plan.units import Unit, digits, show
 
@@ -12,14 +12,18 @@ from paceline.plan.units import Unit, digits, show
 def ask(case: Case) -> Answer:
     held = case.kv_read()
     roof, fits = case.roofline, case.sequences_that_fit(case.traffic.context)
-    knee = solve(
-        "knee_batch",
-        "knee",
-        Unit.COUNT,
-        "min(weights / kv_per_sequence, weights * peak / (2 * active * bandwidth))"
-        if roof.knows_compute
-        else "weights / kv_per_sequence",
-        **case.amounts,
+    knee = (
+        _searched(case, held)
+        if case.model.experts
+        else solve(
+            "knee_batch",
+            "knee",
+            Unit.COUNT,
+            "min(weights / kv_per_sequence, weights * peak / (2 * active * bandwidth))"
+            if roof.knows_compute
+            else "weights / kv_per_sequence",
+            **case.amounts,
+        )
     )
     at_knee = max(1, round(knee.value))
     found = best_batch(case.step_s, MOST_BATCH) if case.knows_times else None
@@ -34,7 +38,7 @@ def ask(case: Case) -> Answer:
         else "bandwidth / kv_per_sequence",
         **case.amounts,
     )
-    right = KV if knee.value == roof.weights / held else COMPUTE
+    right = KV if held / roof.bandwidth > 2.0 * roof.active / roof.peak else COMPUTE
     beyond = "" if fits >= at_knee else f" Memory ends it sooner: {fits:,} sequences fit."
     return Answer(
         name="curve",
@@ -50,6 +54,12 @@ def ask(case: Case) -> Answer:
             "there is, at about twice the step of one stream",
         ),
     )
+
+
+def _searched(case: Case, held: float) -> Value:
+    """Of a mixture of experts: how many of them a step reads depends on its batch."""
+    found = best_batch(lambda batch: case.roofline.decode_s(batch, held), MOST_BATCH)
+    return solve("knee_batch", "knee", Unit.COUNT, "best", best=Amount(found, Unit.COUNT))
 
 
 def _table(case: Case, held: float, fits: int) -> Table:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from paceline.plan.answer import Answer, Cell, Column, Table, Value, solve
 from paceline.plan.case import Case
 from paceline.plan.formula import Amount
-from paceline.plan.pools import Split, held_tokens, split_of
+from paceline.plan.pools import Split, split_of
 from paceline.plan.units import Unit, digits, show
 
 RELIEF = 1.05  # less than this is within what a model of queues can tell
@@ -18,7 +18,9 @@ RELIEF = 1.05  # less than this is within what a model of queues can tell
 
 def ask(case: Case) -> Answer | None:
     """None where the chip's rate is not known, or no sequence fits."""
-    if not case.roofline.knows_compute or not case.sequences_that_fit(held_tokens(case)):
+    own = case.at_own_context()
+    fits = own.sequences_that_fit(own.traffic.context)
+    if not case.roofline.knows_compute or not fits:
         return None
     split = split_of(case)
     traffic, targets = case.traffic, case.targets
@@ -27,7 +29,7 @@ def ask(case: Case) -> Answer | None:
         question="Does it pay to prefill and decode apart?",
         headline=_headline(split),
         values=(*_rates(case, split), *_link(case, split)),
-        binds=f"together: {_binds_together(case, split)}; apart: the slower pool, then the link",
+        binds=f"together: {_binds_together(split, fits)}; apart: the slower pool, then the link",
         tables=(_ratios(split), _links(case, split)),
         notes=(
             f"prompts of {traffic.prompt:,}, answers of {traffic.output:,}, TTFT "
@@ -118,10 +120,10 @@ def _headline(split: Split) -> str:
     return f"No: {told}." if apart * RELIEF < together else f"It makes no difference that could be told: {told}."
 
 
-def _binds_together(case: Case, split: Split) -> str:
+def _binds_together(split: Split, fits: int) -> str:
     if not split.together.batch:
         return "the shortest shared step, or the wait for it, is too long"
-    if split.together.batch >= case.sequences_that_fit(held_tokens(case)):
+    if split.together.batch >= fits:
         return "memory for KV"
     return "the ITL target"
 

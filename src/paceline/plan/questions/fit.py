@@ -17,11 +17,15 @@ def ask(case: Case) -> Answer:
     pool = _pool(case)
     block = Amount(memory.block_bytes, Unit.BINARY)
     blocks = solve(
-        "blocks", f"blocks of {memory.block_size} tokens", Unit.COUNT, "floor(pool / block)", pool=pool, block=block
+        "blocks",
+        f"blocks of {memory.block_size} tokens",
+        Unit.COUNT,
+        "max(0, floor(pool / block))",
+        pool=pool,
+        block=block,
     )
     sequences = solve("sequences", f"sequences of {context:,}", Unit.COUNT, "fit", fit=Amount(fits, Unit.COUNT))
     others = [] if fits else alternatives(case)
-    values = [weights, pool, blocks, sequences, needed, chips] if memory.fits else [weights, pool, needed, chips]
     rule = (
         f"Rule of thumb: weights x {case.pool.factor:g} is {show(needed.value, Unit.BYTES)}, "
         f"{chips.value:.0f} {case.chip.name}"
@@ -30,7 +34,7 @@ def ask(case: Case) -> Answer:
         name="fit",
         question="Does it fit?",
         headline=f"{_verdict(case, fits, others)} {rule}.",
-        values=tuple(values),
+        values=(weights, pool, blocks, sequences, needed, chips),
         binds=_binds(case, fits),
         tables=(_budget(case), *((_alternatives(case, others),) if others else ())),
         notes=("the blocks that an engine reports in its log are the truth; what it had in use goes into `--used-gb`",),

@@ -15,7 +15,8 @@ def ask(case: Case) -> Answer | None:
         if not case.roofline.knows_compute:
             return None
         first_s = case.prompt_s(case.traffic.prompt)
-        stamps = (0.0, first_s, first_s + (tokens - 1) * case.step_s(case.traffic.batch))
+        step_s = case.at_own_context().step_s(case.traffic.batch)
+        stamps = (0.0, first_s, first_s + (tokens - 1) * step_s)
     else:
         stamps = case.stamps
     values = times_of(*stamps, tokens)
