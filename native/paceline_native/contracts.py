@@ -278,7 +278,8 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Doubles:
 def gate(x: Array, activation: str = "silu") -> Doubles:
     """x [rows, 2 n] -> act(first half) * second half."""
     first, second = np.split(x.astype(np.float64), 2, axis=1)
-    return activate(first, activation) * second
+    y: Doubles = activate(first, activation) * second
+    return y
 
 
 def gate_magnitude(x: Array, activation: str = "silu") -> Doubles:
@@ -299,7 +300,8 @@ def rope(x: Array, cos: Array, sin: Array) -> Doubles:
 
 
 def rope_magnitude(x: Array, cos: Array, sin: Array) -> Doubles:
-    return rope(np.abs(x), np.abs(cos), np.abs(sin)) + 2 * np.abs(x).max(initial=0)
+    largest = 2.0 * float(np.abs(x).max(initial=0))
+    return rope(np.abs(x), np.abs(cos), np.abs(sin)) + largest
 
 
 RMS_NORM = Contract(

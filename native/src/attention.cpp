@@ -16,7 +16,8 @@ constexpr int64_t kShortestSpan = 256;
 constexpr int64_t kPiecesPerThread = 4;
 
 struct Merge {
-  int64_t token, kv_head, first, count;  // partial results [first, first + count)
+  AttentionPiece whole;
+  int64_t first, count;  // partial results [first, first + count)
 };
 
 struct Decode {
@@ -28,25 +29,31 @@ struct Plan {
   std::vector<AttentionPiece> chunks;
   std::vector<Decode> decodes;
   std::vector<Merge> merges;
-  int64_t partials = 0;
+  int64_t partials = 0, partial_floats = 0;
 };
 
-// How many keys a piece of a decode takes: all of them, unless that would leave threads without work.
-int64_t decode_span(const AttentionJob& job, const AttentionRows& rows, int threads) {
-  int64_t keys = 0, pieces = 0, longest = 0;
+// How decodes are cut: into key heads and spans of keys, no more than keeps every thread busy.
+struct Cut {
+  int64_t kv_heads, span;
+};
+
+Cut decode_cut(const AttentionJob& job, const AttentionRows& rows, int threads) {
+  int64_t keys = 0, decodes = 0, longest = 1;
   for (int64_t r = 0; r < rows.rows; ++r) {
+    if (rows.row_starts[r + 1] - rows.row_starts[r] != 1) continue;
     const int64_t context = std::min(rows.context_lens[r], job.window);
-    pieces += job.kv_heads;
-    keys += context * job.kv_heads;
+    ++decodes;
+    keys += context;
     longest = std::max(longest, context);
   }
-  if (threads == 1 || pieces == 0) return std::max<int64_t>(longest, 1);
-  return std::max(kShortestSpan, keys / (kPiecesPerThread * threads));
+  if (threads == 1) return {job.kv_heads, longest};
+  const int64_t pieces = kPiecesPerThread * threads, heads = decodes >= pieces ? job.kv_heads : 1;
+  return {heads, std::max(kShortestSpan, keys * (job.kv_heads / heads) / pieces)};
 }
 
 void plan_decode(const AttentionPiece& whole, int64_t span, Plan& plan) {
   const int64_t keys = whole.key_high - whole.key_low, parts = std::max<int64_t>(1, (keys + span - 1) / span);
-  if (parts > 1) plan.merges.push_back({whole.token, whole.kv_head, plan.partials, parts});
+  if (parts > 1) plan.merges.push_back({whole, plan.partials, parts});
   for (int64_t i = 0; i < parts; ++i) {
     AttentionPiece piece = whole;
     piece.key_low = whole.key_low + i * keys / parts;
@@ -57,7 +64,9 @@ void plan_decode(const AttentionPiece& whole, int64_t span, Plan& plan) {
 
 Plan make_plan(const AttentionJob& job, const AttentionRows& rows, int threads) {
   Plan plan;
-  const int64_t span = decode_span(job, rows, threads), queries = std::max<int64_t>(1, kColumns / job.group);
+  const Cut cut = decode_cut(job, rows, threads);
+  const int64_t queries = std::max<int64_t>(1, kColumns / job.group);
+  plan.partial_floats = cut.kv_heads * job.group * (2 + job.v_dim);
   for (int64_t r = 0; r < rows.rows; ++r) {
     const int64_t first = rows.row_starts[r], count = rows.row_starts[r + 1] - first, context = rows.context_lens[r];
     for (int64_t done = 0; done < count; done += queries) {
@@ -68,9 +77,10 @@ Plan make_plan(const AttentionJob& job, const AttentionRows& rows, int threads) 
       piece.position = context - count + done;
       piece.key_low = std::max<int64_t>(0, piece.position + 1 - job.window);
       piece.key_high = piece.position + piece.count;
-      for (piece.kv_head = 0; piece.kv_head < job.kv_heads; ++piece.kv_head) {
+      piece.kv_heads = count == 1 ? cut.kv_heads : 1;
+      for (piece.kv_head = 0; piece.kv_head < job.kv_heads; piece.kv_head += piece.kv_heads) {
         if (count == 1) {
-          plan_decode(piece, span, plan);
+          plan_decode(piece, cut.span, plan);
         } else {
           plan.chunks.push_back(piece);
         }
@@ -89,7 +99,7 @@ Plan make_plan(const AttentionJob& job, const AttentionRows& rows, int threads) 
 void attend(const AttentionJob& job, const AttentionRows& rows) {
   const Kernels& isa = kernels();
   Plan plan = make_plan(job, rows, pool_threads());
-  const int64_t partial_floats = job.group * (2 + job.v_dim);
+  const int64_t partial_floats = plan.partial_floats;
   std::vector<float> partials(static_cast<size_t>(plan.partials * partial_floats));
   for (Decode& decode : plan.decodes) {
     if (decode.partial >= 0) decode.piece.partial = partials.data() + decode.partial * partial_floats;
@@ -105,7 +115,7 @@ void attend(const AttentionJob& job, const AttentionRows& rows) {
     }
   });
   for (const Merge& merge : plan.merges) {
-    isa.merge_decode(job, merge.token, merge.kv_head, partials.data() + merge.first * partial_floats, merge.count);
+    isa.merge_decode(job, merge.whole, partials.data() + merge.first * partial_floats, merge.count);
   }
 }
 

@@ -67,17 +67,20 @@ struct AttentionJob {
   const float* sinks;  // [heads] or null
 };
 
-// Queries [first, first + count) of one row (counted from the row's first token), for one key head, over keys
-// [key_low, key_high). Writes `out`, or its partial result where `partial` is given.
+// Queries [first, first + count) of one row (counted from the row's first token), for key heads [kv_head, kv_head +
+// kv_heads), over keys [key_low, key_high). Writes `out`, or its partial result where `partial` is given. Pieces of
+// several queries have one key head.
 struct AttentionPiece {
   int64_t row;
   int64_t token;  // of query `first`, in [T] tensors
   int64_t count;
   int64_t position;  // of query `first` in its sequence
   int64_t kv_head;
+  int64_t kv_heads;
   int64_t key_low;
   int64_t key_high;
-  float* partial;  // [group][2 + v_dim]: maximum, sum, weighted values; null where the piece is the whole decode
+  float* partial;  // [kv_heads * group][2 + v_dim]: maximum, sum, weighted values; null where the piece is the whole
+                   // decode
 };
 
 struct RowsJob {
@@ -115,7 +118,7 @@ struct Kernels {
   int64_t (*attention_scratch)(const AttentionJob&, int64_t most_queries);  // floats
   void (*attend_chunk)(const AttentionJob&, const AttentionPiece&, float* scratch);
   void (*attend_decode)(const AttentionJob&, const AttentionPiece&, float* scratch);
-  void (*merge_decode)(const AttentionJob&, int64_t token, int64_t kv_head, const float* partials, int64_t count);
+  void (*merge_decode)(const AttentionJob&, const AttentionPiece&, const float* partials, int64_t count);
   void (*rms_norm)(const RowsJob&, int64_t row_low, int64_t row_high);
   void (*gate)(const RowsJob&, Activation, int64_t row_low, int64_t row_high);
   void (*rope)(const RopeJob&, int64_t row_low, int64_t row_high);

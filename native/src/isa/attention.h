@@ -7,6 +7,7 @@
 
 constexpr Index kQueryPanel = 2 * kWidth;
 constexpr Index kKeyBlock = 64;  // keys taken at a time
+constexpr Index kAhead = 16;     // a decode asks for keys this many before it needs them
 #if defined(__AVX512F__)
 constexpr Index kRowsAtOnce = 8;  // keys (scores) or features (outputs): 16 sums
 #else
@@ -15,10 +16,30 @@ constexpr Index kRowsAtOnce = 4;  // 8 sums
 
 PACELINE_INLINE Index rounded(Index n, Index to) { return (n + to - 1) / to * to; }
 
-PACELINE_INLINE const float* paged_row(const AttentionJob& job, const float* base, Index dim, Index row, Index kv_head,
-                                       Index key) {
-  const int64_t block = job.tables[row * job.table_stride + key / job.block_size];
-  return base + ((block * job.block_size + key % job.block_size) * job.kv_heads + kv_head) * dim;
+// Where keys and values [low, low + count) of a row and head lie. Places up to the next multiple of 8 repeat the last,
+// so that keys can be taken by eights.
+PACELINE_INLINE void locate(const AttentionJob& job, const AttentionPiece& piece, Index low, Index count,
+                            const float** keys, const float** values) {
+  const int64_t* table = job.tables + piece.row * job.table_stride;
+  const Index k_step = job.kv_heads * job.k_dim, v_step = job.kv_heads * job.v_dim;
+  Index i = 0, block = low / job.block_size, offset = low % job.block_size;
+  while (i < count) {
+    const Index slot = table[block] * job.block_size + offset;
+    const float* k = job.keys + slot * k_step + piece.kv_head * job.k_dim;
+    const float* v = job.values + slot * v_step + piece.kv_head * job.v_dim;
+    for (; offset < job.block_size && i < count; ++offset, ++i) {
+      keys[i] = k;
+      values[i] = v;
+      k += k_step;
+      v += v_step;
+    }
+    ++block;
+    offset = 0;
+  }
+  for (; i % 8; ++i) {
+    keys[i] = keys[count - 1];
+    values[i] = values[count - 1];
+  }
 }
 
 // Scratch of a chunk, carved from one piece of memory. `panels` = query panels.
@@ -51,7 +72,7 @@ PACELINE_INLINE Scratch carve(const AttentionJob& job, Index panels, float* at, 
 int64_t attention_scratch(const AttentionJob& job, int64_t most_queries) {
   Index chunk = 0;
   carve(job, rounded(most_queries * job.group, kQueryPanel) / kQueryPanel, nullptr, &chunk);
-  const Index decode = job.group * (kKeyBlock + rounded(job.v_dim, 16) + 2) + 64;
+  const Index decode = job.group * (kKeyBlock + job.kv_heads * (rounded(job.v_dim, 16) + 2)) + 64;
   return chunk > decode ? chunk : decode;
 }
 
@@ -81,22 +102,21 @@ void load_queries(const AttentionJob& job, const AttentionPiece& piece, Index pa
   }
 }
 
-// Keys and values [low, low + count) into dense rows; the rest of the block, and of a row of values, is zero.
+// Keys and values [low, low + count) into dense rows. Rows up to the next multiple of kRowsAtOnce, and the ends of rows
+// of values, are zero.
 void gather(const AttentionJob& job, const AttentionPiece& piece, Index low, Index count, const Scratch& s) {
   const Index v_rows = rounded(job.v_dim, kRowsAtOnce);
-  for (Index i = 0; i < kKeyBlock; ++i) {
-    float* k = s.keys + i * job.k_dim;
-    float* v = s.values + i * v_rows;
-    if (i >= count) {
-      if (i >= rounded(count, kRowsAtOnce)) break;  // never read
-      for (Index d = 0; d < job.k_dim; ++d) k[d] = 0;
-      for (Index d = 0; d < v_rows; ++d) v[d] = 0;
-      continue;
-    }
-    __builtin_memcpy(k, paged_row(job, job.keys, job.k_dim, piece.row, piece.kv_head, low + i), job.k_dim * 4);
-    __builtin_memcpy(v, paged_row(job, job.values, job.v_dim, piece.row, piece.kv_head, low + i), job.v_dim * 4);
-    for (Index d = job.v_dim; d < v_rows; ++d) v[d] = 0;
+  const float* keys[kKeyBlock];
+  const float* values[kKeyBlock];
+  locate(job, piece, low, count, keys, values);
+  for (Index i = 0; i < count; ++i) {
+    __builtin_memcpy(s.keys + i * job.k_dim, keys[i], job.k_dim * sizeof(float));
+    __builtin_memcpy(s.values + i * v_rows, values[i], job.v_dim * sizeof(float));
+    for (Index d = job.v_dim; d < v_rows; ++d) s.values[i * v_rows + d] = 0;
   }
+  const Index rows = rounded(count, kRowsAtOnce);
+  for (Index at = count * job.k_dim; at < rows * job.k_dim; ++at) s.keys[at] = 0;
+  for (Index at = count * v_rows; at < rows * v_rows; ++at) s.values[at] = 0;
 }
 
 // kRowsAtOnce rows of a times a panel [steps][kQueryPanel], added to `sums`. a[r * row_step + k * step].
@@ -228,29 +248,51 @@ void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* s
 
 // --------------------------------------------------------------------------------------------- decodes
 
-// q . k of N keys at once.
-template <Index N>
-PACELINE_INLINE void dots(const float* q, const float* const* k, Index dim, float* out) {
-  Floats sums[N];
-  for (Index i = 0; i < N; ++i) sums[i] = zeros();
+#if defined(__AVX512F__)
+PACELINE_INLINE __m256 half_sum(Floats x) {
+  return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+}
+#else
+PACELINE_INLINE __m256 half_sum(Floats x) { return x; }
+#endif
+
+// The sums of eight registers, in order.
+PACELINE_INLINE __m256 sums_of_eight(const Floats (&x)[8]) {
+  const __m256 a =
+      _mm256_hadd_ps(_mm256_hadd_ps(half_sum(x[0]), half_sum(x[1])), _mm256_hadd_ps(half_sum(x[2]), half_sum(x[3])));
+  const __m256 b =
+      _mm256_hadd_ps(_mm256_hadd_ps(half_sum(x[4]), half_sum(x[5])), _mm256_hadd_ps(half_sum(x[6]), half_sum(x[7])));
+  return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+}
+
+PACELINE_INLINE void prefetch(const float* row, Index count) {
+  for (Index d = 0; d < count; d += 16) _mm_prefetch(reinterpret_cast<const char*>(row + d), _MM_HINT_T0);
+}
+
+// q . k of eight keys.
+PACELINE_INLINE void eight_dots(const float* q, const float* const* k, Index dim, float* out) {
+  Floats sums[8];
+  PACELINE_UNROLL
+  for (Index i = 0; i < 8; ++i) sums[i] = zeros();
   Index d = 0;
   for (; d + kWidth <= dim; d += kWidth) {
     const Floats x = load(q + d);
     PACELINE_UNROLL
-    for (Index i = 0; i < N; ++i) sums[i] = fma(x, load(k[i] + d), sums[i]);
+    for (Index i = 0; i < 8; ++i) sums[i] = fma(x, load(k[i] + d), sums[i]);
   }
   if (d < dim) {
     const Mask inside = first(dim - d);
     const Floats x = load(q + d, inside);
-    for (Index i = 0; i < N; ++i) sums[i] = fma(x, load(k[i] + d, inside), sums[i]);
+    PACELINE_UNROLL
+    for (Index i = 0; i < 8; ++i) sums[i] = fma(x, load(k[i] + d, inside), sums[i]);
   }
-  for (Index i = 0; i < N; ++i) out[i] = sum(sums[i]);
+  _mm256_storeu_ps(out, sums_of_eight(sums));
 }
 
 // out [dim] = out * decay + weights [count] of values.
 PACELINE_INLINE void add_values(float* out, Index dim, float decay, const float* weights, const float* const* v,
                                 Index count) {
-  constexpr Index kAtOnce = 8;  // registers of features
+  constexpr Index kAtOnce = 64 / kWidth;  // registers of features: those of a usual head
   Index d = 0;
   for (; d + kAtOnce * kWidth <= dim; d += kAtOnce * kWidth) {
     Floats sums[kAtOnce];
@@ -301,64 +343,85 @@ PACELINE_INLINE float soften_row(const AttentionJob& job, float* scores, Index c
   return lanes[0];
 }
 
+// Results of one head so far.
+struct Running {
+  float* out;  // [v_dim]
+  float most, total;
+};
+
+PACELINE_INLINE void finish_decode(const AttentionJob& job, const AttentionPiece& piece, Index head,
+                                   const Running& found) {
+  if (piece.partial) {
+    float* to = piece.partial + (head - piece.kv_head * job.group) * (2 + job.v_dim);
+    to[0] = found.most;
+    to[1] = found.total;
+    __builtin_memcpy(to + 2, found.out, job.v_dim * sizeof(float));
+    return;
+  }
+  const float factor = last_factor(job, head, found.most, found.total);
+  float* to = job.out + piece.token * job.out_stride + head * job.v_dim;
+  for (Index d = 0; d < job.v_dim; ++d) to[d] = found.out[d] * factor;
+}
+
+// All key heads of the piece are taken block by block: their keys are neighbours in memory.
 void attend_decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
-  const Index group = job.group, v_space = rounded(job.v_dim, 16);
+  const Index group = job.group, v_space = rounded(job.v_dim, 16), heads = piece.kv_heads * group;
   float* scores = scratch;                  // [group][kKeyBlock]
-  float* out = scores + group * kKeyBlock;  // [group][v_space]
-  float* most = out + group * v_space;      // [group]
-  float* total = most + group;              // [group]
-  const float* q = job.q + piece.token * job.q_stride + piece.kv_head * group * job.k_dim;
-  for (Index i = 0; i < group * v_space; ++i) out[i] = 0;
-  for (Index g = 0; g < group; ++g) {
-    most[g] = -kInfinity;
-    total[g] = 0;
+  float* out = scores + group * kKeyBlock;  // [heads][v_space]
+  float* most = out + heads * v_space;      // [heads]
+  float* total = most + heads;              // [heads]
+  for (Index i = 0; i < heads * v_space; ++i) out[i] = 0;
+  for (Index h = 0; h < heads; ++h) {
+    most[h] = -kInfinity;
+    total[h] = 0;
   }
-  const float* keys[kKeyBlock];
-  const float* values[kKeyBlock];
+  const float* keys[kKeyBlock + kAhead];
+  const float* values[kKeyBlock + kAhead];
   for (Index low = piece.key_low; low < piece.key_high; low += kKeyBlock) {
-    const Index count = piece.key_high - low < kKeyBlock ? piece.key_high - low : kKeyBlock;
-    for (Index i = 0; i < count; ++i) {
-      keys[i] = paged_row(job, job.keys, job.k_dim, piece.row, piece.kv_head, low + i);
-      values[i] = paged_row(job, job.values, job.v_dim, piece.row, piece.kv_head, low + i);
-    }
-    Index i = 0;
-    for (; i + 4 <= count; i += 4) {
-      for (Index g = 0; g < group; ++g) dots<4>(q + g * job.k_dim, keys + i, job.k_dim, scores + g * kKeyBlock + i);
-    }
-    for (; i < count; ++i) {
-      for (Index g = 0; g < group; ++g) dots<1>(q + g * job.k_dim, keys + i, job.k_dim, scores + g * kKeyBlock + i);
-    }
-    for (Index g = 0; g < group; ++g) {
-      const float decay = soften_row(job, scores + g * kKeyBlock, count, most + g, total + g);
-      add_values(out + g * v_space, job.v_dim, decay, scores + g * kKeyBlock, values, count);
+    const Index left = piece.key_high - low, count = left < kKeyBlock ? left : kKeyBlock;
+    locate(job, piece, low, left < kKeyBlock + kAhead ? left : kKeyBlock + kAhead, keys, values);
+    for (Index kv = 0; kv < piece.kv_heads; ++kv) {
+      const float* q = job.q + piece.token * job.q_stride + (piece.kv_head + kv) * group * job.k_dim;
+      for (Index i = 0; i < count; i += 8) {
+        // One head's rows lie apart in memory, where the processor's own prefetching does not follow.
+        for (Index j = i; j < i + 8; ++j) {
+          if (j + kAhead < left) prefetch(keys[j + kAhead], job.k_dim);
+          prefetch(values[j], job.v_dim);
+        }
+        for (Index g = 0; g < group; ++g) {
+          eight_dots(q + g * job.k_dim, keys + i, job.k_dim, scores + g * kKeyBlock + i);
+        }
+      }
+      for (Index g = 0; g < group; ++g) {
+        const Index h = kv * group + g;
+        const float decay = soften_row(job, scores + g * kKeyBlock, count, most + h, total + h);
+        add_values(out + h * v_space, job.v_dim, decay, scores + g * kKeyBlock, values, count);
+      }
+      for (Index i = 0; i < count + kAhead && i < left; ++i) {
+        keys[i] += job.k_dim;
+        values[i] += job.v_dim;
+      }
+      for (Index i = left; i % 8 && i < count + 8; ++i) {  // the repeats behind the last
+        keys[i] = keys[left - 1];
+        values[i] = values[left - 1];
+      }
     }
   }
-  for (Index g = 0; g < group; ++g) {
-    const float* from = out + g * v_space;
-    if (piece.partial) {
-      float* to = piece.partial + g * (2 + job.v_dim);
-      to[0] = most[g];
-      to[1] = total[g];
-      __builtin_memcpy(to + 2, from, job.v_dim * sizeof(float));
-      continue;
-    }
-    const Index head = piece.kv_head * group + g;
-    const float factor = last_factor(job, head, most[g], total[g]);
-    float* to = job.out + piece.token * job.out_stride + head * job.v_dim;
-    for (Index d = 0; d < job.v_dim; ++d) to[d] = from[d] * factor;
+  for (Index h = 0; h < heads; ++h) {
+    finish_decode(job, piece, piece.kv_head * group + h, {out + h * v_space, most[h], total[h]});
   }
 }
 
-// Joins `count` partial results of a decode, each [group][2 + v_dim].
-void merge_decode(const AttentionJob& job, int64_t token, int64_t kv_head, const float* partials, int64_t count) {
-  const Index width = 2 + job.v_dim, step = job.group * width;
-  for (Index g = 0; g < job.group; ++g) {
-    const float* mine = partials + g * width;
+// Joins `count` partial results of a decode, each as `AttentionPiece::partial` describes; `piece` is any of them.
+void merge_decode(const AttentionJob& job, const AttentionPiece& piece, const float* partials, int64_t count) {
+  const Index heads = piece.kv_heads * job.group, width = 2 + job.v_dim, step = heads * width;
+  for (Index h = 0; h < heads; ++h) {
+    const float* mine = partials + h * width;
     float most = -kInfinity;
     for (Index i = 0; i < count; ++i) most = mine[i * step] > most ? mine[i * step] : most;
     const float base = most == -kInfinity ? 0.0f : most;
-    const Index head = kv_head * job.group + g;
-    float* to = job.out + token * job.out_stride + head * job.v_dim;
+    const Index head = piece.kv_head * job.group + h;
+    float* to = job.out + piece.token * job.out_stride + head * job.v_dim;
     float total = 0;
     for (Index d = 0; d < job.v_dim; ++d) to[d] = 0;
     for (Index i = 0; i < count; ++i) {

@@ -1,0 +1,119 @@
+"""The native CPU kernels, where the distribution `paceline-native` is installed. Nothing runs on them unless asked.
+
+They take float32 tensors on the CPU and keep the contracts of the torch path, which stays their reference.
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from paceline.runtime.batch import RaggedBatch
+from paceline.runtime.kernels.kvpool import KVPool
+
+INSTALL = "pip install paceline-native, or ./native from a checkout"
+
+
+@cache
+def _load() -> tuple[ModuleType | None, str | None]:
+    try:
+        return importlib.import_module("paceline_native"), None
+    except ModuleNotFoundError as error:
+        if error.name != "paceline_native":
+            return None, f"the native kernels do not load: {error}"
+        return None, f"the native kernels are not installed ({INSTALL})"
+    except ImportError as error:
+        return None, f"the native kernels do not load: {error}"
+
+
+def unavailable() -> str | None:
+    """Why the kernels cannot be used here, in one line; None where they can."""
+    return _load()[1]
+
+
+def native() -> ModuleType:
+    """The module `paceline_native`. Raises ImportError with the reason where there is none."""
+    module, reason = _load()
+    if module is None:
+        raise ImportError(reason)
+    return module
+
+
+class NativeLinear:
+    """y [T, out] = act(x [T, in] W^T + b) + residual, over weights packed once.
+
+    kind        "float32", "bfloat16", "int8" or "int4": how weights are stored. The last two also round activations
+    gated       the weight is [2 * out, in], gate before up, and y = act(gate) * up + residual
+    activation  "none", "silu", "gelu_tanh" or "relu"
+    """
+
+    __slots__ = ("activation", "in_features", "out_features", "packed")
+
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        kind: str = "float32",
+        gated: bool = False,
+        activation: str = "none",
+        group: int = 32,
+    ) -> None:
+        self.packed = native().pack(weight, kind, bias=bias, gated=gated, group=group)
+        self.in_features: int = self.packed.in_features
+        self.out_features: int = self.packed.out_features
+        self.activation = activation
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """A new tensor; `residual` [T, out] is left as it is."""
+        out = x.new_empty(x.shape[0], self.out_features)
+        self.packed(x, out, self.activation, residual)
+        return out
+
+
+def paged_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pool: KVPool,
+    layer: int,
+    batch: RaggedBatch,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """What `kernels.attention.paged_attention` computes, for a float32 pool on the CPU. Heads of q, k, v are dense."""
+    starts, contexts = _host_tensors(batch)
+    out = q.new_empty(*q.shape[:2], v.shape[2])
+    terms: dict[str, int] = {} if window is None else {"window": window}
+    native().paged_attention(
+        q,
+        k,
+        v,
+        pool.keys[layer],
+        pool.values[layer],
+        batch.slot_mapping,
+        batch.block_tables,
+        starts,
+        contexts,
+        out,
+        scale,
+        softcap=softcap or 0.0,
+        sinks=sinks,
+        **terms,
+    )
+    return out
+
+
+def _host_tensors(batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+    """`row_starts` and `context_lens` as tensors; made once a step."""
+    found: tuple[Tensor, Tensor] | None = batch.memo.get("native")
+    if found is None:
+        found = batch.memo["native"] = (torch.tensor(batch.row_starts), torch.tensor(batch.context_lens))
+    return found

@@ -1,0 +1,94 @@
+"""Native paged attention equals the torch path over every way a batch can be ragged."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from paceline.runtime.batch import RaggedBatch, batch_of
+from paceline.runtime.kernels import attention, native
+from paceline.runtime.kernels.kvpool import KVPool, KVSpec
+
+
+def ragged(rows: list[tuple[int, int]], block_size: int, spec: KVSpec) -> tuple[KVPool, RaggedBatch]:
+    """A pool with something in every slot, and a batch of rows of (tokens cached, tokens to compute)."""
+    needed = [-(-(cached + new) // block_size) for cached, new in rows]
+    pool = KVPool([spec], sum(needed) + 2, block_size)
+    for tensor in (pool.keys[0], pool.values[0]):
+        tensor[: pool.num_blocks].normal_()
+    free = np.random.default_rng(len(rows)).permutation(pool.num_blocks).tolist()
+    tables = [[free.pop() for _ in range(count)] for count in needed]
+    sequences = [[0] * (cached + new) for cached, new in rows]
+    starts = [cached for cached, _ in rows]
+    return pool, batch_of(sequences, starts, tables, block_size=block_size, scratch_block=pool.scratch_block)
+
+
+def compare(
+    rows: list[tuple[int, int]],
+    *,
+    spec: KVSpec,
+    group: int,
+    block_size: int = 16,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> None:
+    pool, batch = ragged(rows, block_size, spec)
+    # As a fused projection gives them: slices of one tensor.
+    heads, tokens = spec.kv_heads * group, batch.num_tokens
+    wide = torch.randn(tokens, heads * spec.k_dim + spec.kv_heads * (spec.k_dim + spec.v_dim))
+    parts = wide.split([heads * spec.k_dim, spec.kv_heads * spec.k_dim, spec.kv_heads * spec.v_dim], dim=1)
+    q = parts[0].unflatten(1, (heads, spec.k_dim))
+    k, v = (part.unflatten(1, (spec.kv_heads, -1)) for part in parts[1:])
+    found = []
+    for kernel in (native.paged_attention, attention.paged_attention):
+        scale = 1 / math.sqrt(spec.k_dim)
+        found.append(kernel(q, k, v, pool, 0, batch, scale=scale, window=window, softcap=softcap, sinks=sinks))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rows=st.lists(
+        st.tuples(st.integers(0, 90), st.just(1)) | st.tuples(st.integers(0, 60), st.integers(1, 40)),
+        min_size=1,
+        max_size=7,
+    ),
+    block_size=st.sampled_from([1, 4, 16]),
+    kv_heads=st.integers(1, 3),
+    group=st.sampled_from([1, 3, 4]),
+    dims=st.sampled_from([(4, 8), (16, 16), (64, 64)]),
+    window=st.none() | st.integers(1, 70),
+    softcap=st.none() | st.sampled_from([0.5, 20.0]),
+    with_sinks=st.booleans(),
+)
+def test_equals_torch(
+    rows: list[tuple[int, int]],
+    block_size: int,
+    kv_heads: int,
+    group: int,
+    dims: tuple[int, int],
+    window: int | None,
+    softcap: float | None,
+    with_sinks: bool,
+) -> None:
+    compare(
+        rows,
+        spec=KVSpec(kv_heads, *dims),
+        group=group,
+        block_size=block_size,
+        window=window,
+        softcap=softcap,
+        sinks=torch.randn(kv_heads * group) if with_sinks else None,
+    )
+
+
+@pytest.mark.parametrize("rows", [[(1500, 1)], [(900, 1), (3000, 1), (0, 1)], [(530, 400), (2000, 1)], [(0, 700)]])
+def test_long_contexts(rows: list[tuple[int, int]]) -> None:
+    compare(rows, spec=KVSpec(3, 64, 64), group=3)
