@@ -101,3 +101,10 @@ def test_links_queue_and_the_slower_end_decides() -> None:
     assert send(0.5, 1e9, out, into) == pytest.approx(2.001)
     assert out.busy_s == pytest.approx(1.0)
     assert into.busy_s == pytest.approx(2.0)
+
+
+def test_no_link_carries_more_than_it_can_however_early_layers_leave() -> None:
+    members = pools(1, 1, cost=LAW, kv_bytes_per_token=1e6, network=LinkSpec(1e9))  # 32 ms a prompt, 13.2 to compute it
+    arrivals = [request(i, at_s=0.02 * i, prompt=32, output=2) for i in range(20)]
+    result = run(members, arrivals, overlap_layers=16)
+    assert max(journey.token_s[1] for journey in result.done) > 20 * 0.032

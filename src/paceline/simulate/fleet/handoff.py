@@ -2,9 +2,9 @@
 
     prefill ends --> picked decode engine --> waits for blocks --> wire --> adopted, next token
 
-The first token is the prefill engine's. Only blocks that the decode engine does not hold yet travel. With `overlap`, a
-layer's KV leaves as soon as the layer is computed, so the wire has been busy since the prefill began and what is left
-at its end is the larger of the last layer and what the wire is behind; the target is taken as known by then.
+The first token is the prefill engine's. Only blocks that the decode engine does not hold yet travel. With `layers`, a
+layer's KV leaves as soon as the layer is computed: the wire is taken from the prefill's first step on, and what is left
+at its end is the larger of the last layer and what the wire is behind. (That the target was known by then is assumed.)
 
 Left out: the sender's blocks are not held until the pull, so a long line at the decode engines puts no pressure back
 on the memory of the prefill engines.
@@ -83,7 +83,8 @@ class Handoffs:
         nbytes = missing * sender.blueprint.kv_bytes_per_token
         done_s = now_s
         if sender.out is not None and target.into is not None and nbytes > 0.0:
-            done_s = send(now_s, self._exposed(journey, sender, nbytes), sender.out, target.into)
+            began_s, last_s = self._overlapped(now_s, journey, sender.out.spec.seconds(nbytes))
+            done_s = max(last_s, send(began_s, nbytes, sender.out, target.into))
         totals = self.totals
         totals.count += 1
         totals.bytes += nbytes
@@ -95,13 +96,15 @@ class Handoffs:
         journey.replica = target.name
         self._timeline.at(done_s, self._end, journey, target, target.epoch, needed)
 
-    def _exposed(self, journey: Journey, sender: Member, nbytes: float) -> float:
-        """Bytes that have still to travel when the pull begins."""
+    def _overlapped(self, now_s: float, journey: Journey, wire_s: float) -> tuple[float, float]:
+        """(when the transfer could begin, when its last layer could have come).
+
+        A target that had no room at once could take no layer either.
+        """
         finish = journey.finish
-        if self._layers is None or finish is None or finish.scheduled_s is None or sender.out is None:
-            return nbytes
-        before_s = max(0.0, finish.finished_s - finish.scheduled_s - sender.out.spec.latency_s)
-        return max(nbytes / self._layers, nbytes - before_s * sender.out.spec.bytes_per_s)
+        if self._layers is None or finish is None or finish.scheduled_s is None or now_s > journey.sent_s:
+            return now_s, now_s
+        return finish.scheduled_s, now_s + wire_s / self._layers
 
     def _end(self, now_s: float, journey: Journey, target: Member, epoch: int, needed: int) -> None:
         if target.epoch != epoch:
