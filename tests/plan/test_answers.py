@@ -66,7 +66,7 @@ def test_tables_and_charts_are_whole(name: str, answers: dict[str, list[Answer]]
         for chart in one.charts:
             points = [point for line in chart.lines for point in line.points]
             assert all(math.isfinite(x) and math.isfinite(y) for x, y in points)
-            if chart.x_unit is Unit.COUNT:  # lengths and batches; of a curve the batch is no axis
+            if chart.x_unit is Unit.COUNT and "roof" not in chart.caption.lower():  # over lengths and batches
                 assert all(list(line.points) == sorted(line.points) for line in chart.lines)
 
 
@@ -189,6 +189,23 @@ def test_a_prefix_is_reloaded_from_where_it_is_faster() -> None:
     host, store = tiers_of(one)[0], tiers_of(one)[-1]
     assert wins_from(one, host) == 16
     assert (wins_from(one, store) or 1 << 20) > 4096
+
+
+def test_operations_add_up_and_the_shares_in_use_are_shares() -> None:
+    for about in (CASES["dense"], CASES["tensor parallel"], CASES["experts and latent"]):
+        found = ask("operations", about)
+        assert 0.05 < found["decode_mbu"].value < 1.0
+        assert 0.05 < found["prefill_mfu"].value < 1.0
+        for table, step_s in zip(
+            found.tables,
+            (about.step_s(about.traffic.batch), about.prompt_s(about.traffic.prompt)),
+            strict=True,
+        ):
+            at = [column.name for column in table.columns].index("seconds")
+            assert sum(float(str(row[at])) for row in table.rows) == pytest.approx(step_s)
+        for line in found.charts[0].lines[1:]:
+            roof = (min(about.peak, x * about.chip.bandwidth) for x, _ in line.points)
+            assert all(y <= most for (_, y), most in zip(line.points, roof, strict=True))
 
 
 def test_no_layout_that_does_not_divide_is_offered() -> None:

@@ -22,6 +22,7 @@ SUMS = "reductions * layers * 2 * (degree - 1) / degree * tokens * hidden * 2 / 
 HANDS_ON = "(degree - 1) * tokens * hidden * 2 / link"
 DISPATCH = "2 * moe_layers * tokens * top_k * hidden * 2 * (degree - 1) / degree / (degree * link)"
 NODES = 2
+ACROSS = f"{NODES} nodes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +75,11 @@ def candidates(case: Case) -> Iterator[tuple[str, str, Deployment]]:
             tried.append((f"TP{degree} EP{degree}", "node", {"tp": degree, "ep": degree}))
             tried.append((f"DP{degree} EP{degree}", "node", {"dp": degree, "ep": degree}))
     if node > 1:
-        tried.append((f"TP{NODES * node}", f"{NODES} nodes", {"tp": NODES * node}))
-        tried.append((f"TP{node} PP{NODES}", f"{NODES} nodes", {"tp": node, "pp": NODES}))
+        tried.append((f"TP{NODES * node}", ACROSS, {"tp": NODES * node}))
+        tried.append((f"TP{node} PP{NODES}", ACROSS, {"tp": node, "pp": NODES}))
         if base.model.experts is not None:
             both = NODES * node
-            tried.append((f"DP{both} EP{both}", f"{NODES} nodes", {"dp": both, "ep": both}))
+            tried.append((f"DP{both} EP{both}", ACROSS, {"dp": both, "ep": both}))
     for name, where, degrees_of in tried:
         try:
             yield name, where, replace(base, **{**single, **degrees_of, "uneven_stages": True})  # type: ignore[arg-type]
@@ -122,7 +123,19 @@ def _headline(case: Case, able: list[Layout]) -> str:
     best = max(kept, key=lambda layout: (round(layout.per_chip, 6), -layout.case.chips))
     return (
         f"{told}. Most for each chip within {show(case.targets.itl_s, Unit.SECONDS)} a token: {best.name} "
-        f"({best.where}), {digits(best.per_chip, 3)} tokens/s a chip."
+        f"({best.where}), {digits(best.per_chip, 3)} tokens/s a chip.{_across(able)}"
+    )
+
+
+def _across(able: list[Layout]) -> str:
+    """Of the layouts over nodes, which is the fastest, and what the next one takes."""
+    found = sorted((one for one in able if one.where == ACROSS), key=lambda one: one.step_s)
+    if len(found) < 2:
+        return ""
+    first, second = found[:2]
+    return (
+        f" Across nodes {first.name} is ahead of {second.name}: {show(first.step_s, Unit.SECONDS)} against "
+        f"{show(second.step_s, Unit.SECONDS)} a step."
     )
 
 
