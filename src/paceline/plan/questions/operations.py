@@ -35,8 +35,8 @@ def ask(case: Case) -> Answer | None:
         name="operations",
         question="Where does the time of a step go?",
         headline=f"A decode step of {batch} spends {_largest(decode)} and uses {show(mbu.value, Unit.SHARE)} of the "
-        f"memory bandwidth; a prompt of {prompt:,} spends {_largest(prefill)} and uses {show(mfu.value, Unit.SHARE)} of "
-        "the arithmetic.",
+        f"memory bandwidth; a prompt of {prompt:,} spends {_largest(prefill)} and uses {show(mfu.value, Unit.SHARE)} "
+        "of the arithmetic.",
         values=(mbu, mfu),
         binds=f"decode: {_binds(decode)}; prefill: {_binds(prefill)}",
         tables=(
