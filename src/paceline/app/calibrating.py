@@ -25,7 +25,7 @@ from paceline.app.settings import KVSettings, Settings
 from paceline.core.calllog import read_calls
 from paceline.core.config import SchedulerConfig
 from paceline.cost.fit import Calibration, Overheads, fit, load_calibration
-from paceline.cost.nonnegative import fit_relative
+from paceline.cost.nonnegative import fit_non_negative
 from paceline.cost.recorded import CallTimes, RequestTimes, StepRow, read_call_times, rows_of_timeline
 from paceline.errors import ConfigError, PacelineError
 from paceline.measure.folder import MANIFEST, RunFolder
@@ -274,7 +274,7 @@ def _line(points: Sequence[tuple[float, float]]) -> tuple[float, float]:
     if not usable:
         return 0.0, 0.0
     xs, seconds = (np.array(column, dtype=np.float64) for column in zip(*usable, strict=True))
-    start, slope = fit_relative(np.column_stack([np.ones_like(xs), xs]), seconds)
+    start, slope = fit_non_negative(np.column_stack([np.ones_like(xs), xs]), seconds, units=float(np.median(seconds)))
     return float(start), float(slope)
 
 

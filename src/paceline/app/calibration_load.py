@@ -108,7 +108,8 @@ def stages(seconds: float, longest: int, limits: Limits) -> list[Stage]:
     alone = tuple(Probe(new, cached) for cached in positions for new in lengths)
     mixed = tuple(Probe(new, cached) for new in lengths if new <= longest // 2 for cached in positions[:2])
     room = limits.kv_tokens - 2 * longest - cached_lengths(longest)[-1]
-    most = min(limits.max_num_seqs - 1, room // (OWN_TOKENS + STREAM_OUTPUT[1]))
+    usual = (FEWEST_TOKENS + OWN_TOKENS + sum(STREAM_OUTPUT)) // 2  # tokens that a stream has to itself
+    most = min(limits.max_num_seqs - 1, room // usual)
     levels = spread([level for level in LEVELS if level <= max(1, most)], int(seconds / LEAST_LEVEL_S))
     each = seconds * (1.0 - ALONE_SHARE - BURST_SHARE) / len(levels)
     bursts = tuple(Probe(size, together=count) for count, size in BURSTS if count * size <= 2 * longest)

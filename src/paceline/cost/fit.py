@@ -22,7 +22,7 @@ import numpy as np
 
 from paceline.core.shape import StepShape
 from paceline.cost.fitted import DECODE, PREFILL, QUANTILES, Band, FittedCost, Range, Term, kind_of
-from paceline.cost.nonnegative import Array, fit_relative
+from paceline.cost.nonnegative import Array, fit_non_negative
 from paceline.cost.recorded import StepRow
 from paceline.errors import ConfigError
 
@@ -124,7 +124,7 @@ def fit(rows: Sequence[StepRow] | Sequence[tuple[StepShape, float]]) -> FittedCo
     seconds = np.array([row.seconds for row in steps])
     terms = choose_terms(shapes)
     features = np.array([[term.value(shape) for term in terms] for shape in shapes])
-    weights = fit_relative(features, seconds)
+    weights = fit_non_negative(features, seconds)
     ratios = seconds / _out_of_sample(features, seconds, weights)
     errors = np.abs(1.0 / ratios - 1.0)
     return FittedCost(
@@ -174,7 +174,7 @@ def _out_of_sample(features: Array, seconds: Array, weights: Array) -> Array:
     fold_of = np.arange(len(seconds)) % FOLDS
     for fold in range(FOLDS):
         held = fold_of == fold
-        found = features[held] @ fit_relative(features[~held], seconds[~held])
+        found = features[held] @ fit_non_negative(features[~held], seconds[~held])
         predicted[held] = np.where(found > 0.0, found, predicted[held])
     return np.maximum(predicted, 1e-9)
 

@@ -186,7 +186,7 @@ class FittedCost:
 
 
 class Noise:
-    """Draws step times: predicted seconds times a ratio of the shape's band. As a `CostModel`, each answer is a draw.
+    """Draws step times: predicted seconds times a ratio of the shape's band.
 
     The ratios follow the band's measured distribution, whatever its shape; their order in time follows a first-order
     autoregression on the normal scale (a Gaussian copula), whose lag-1 correlation is the measured persistence.
@@ -196,23 +196,6 @@ class Noise:
         self._cost, self._rng = cost, rng
         self._fresh = math.sqrt(1.0 - cost.persistence**2)
         self._z = rng.gauss(0.0, 1.0)
-
-    @property
-    def ready(self) -> bool:
-        """Always."""
-        return True
-
-    def predict(self, shape: StepShape) -> Estimate:
-        """One draw, and nothing uncertain about it."""
-        seconds = self.draw(shape)
-        return Estimate(seconds, seconds, seconds)
-
-    def observe(self, shape: StepShape, seconds: float) -> None:
-        """Nothing."""
-
-    def errors(self) -> tuple[float, float]:
-        """Those of the fit."""
-        return self._cost.errors()
 
     def draw(self, shape: StepShape) -> float:
         """Seconds of the next step."""

@@ -46,26 +46,28 @@ def solve_non_negative(matrix: Array, vector: Array) -> Array:
     return weights
 
 
-def fit_relative(features: Array, seconds: Array, rounds: int = 20) -> Array:
-    """Weights w >= 0 with features @ w near `seconds`, errors counted relative to each row's own seconds.
+def fit_non_negative(features: Array, seconds: Array, units: Array | float | None = None, rounds: int = 20) -> Array:
+    """Weights w >= 0 with features @ w near `seconds`, each row's error counted in its unit; None: its own seconds.
 
-    Relative, so that a decode of 20 ms counts as much as a prefill of 2 s. Huber's estimator by iterated weights: a row
-    that took three times what its like take (a neighbour on the machine) pulls no harder than one just off the rest.
+    Relative errors let a decode of 20 ms count as much as a prefill of 2 s. Huber's estimator by iterated weights: a
+    row that took three times what its like take (a neighbour on the machine) pulls no harder than one slightly off.
 
-    features [rows, terms], all >= 0; seconds [rows], all > 0.
+    features [rows, terms], all >= 0; seconds [rows], all > 0; units [rows] or one for all, > 0.
     """
-    scale = np.where(features.any(axis=0), np.abs(features / seconds[:, None]).mean(axis=0), 1.0)
-    relative = features / seconds[:, None] / scale
+    per = np.broadcast_to(seconds if units is None else np.asarray(units, dtype=np.float64), seconds.shape)
+    target = seconds / per
+    scale = np.where(features.any(axis=0), (features / per[:, None]).mean(axis=0), 1.0)
+    relative = features / per[:, None] / scale
     trust = np.ones(len(seconds))
     weights = np.zeros(features.shape[1])
     for _ in range(rounds):
         weighted = relative * trust[:, None]
-        found = solve_non_negative(weighted.T @ relative, weighted.sum(axis=0))
+        found = solve_non_negative(weighted.T @ relative, weighted.T @ target)
         settled = np.allclose(found, weights, rtol=1e-6, atol=1e-12)
         weights = found
         if settled:
             break
-        residuals = np.abs(relative @ weights - 1.0)
+        residuals = np.abs(relative @ weights - target)
         usual = max(LEAST_SCALE, NORMAL_MAD * float(np.median(residuals)))
         trust = np.minimum(1.0, HUBER * usual / np.maximum(residuals, 1e-12))
     return np.asarray(weights / scale, dtype=np.float64)
