@@ -1,0 +1,126 @@
+"""`paceline simulate`, as people call it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.app.cli import app
+from paceline.core.calllog import read_calls
+from paceline.errors import ConfigError, ModelNotFound
+from paceline.measure.folder import RunFolder
+
+ENGINE = ("llama-3-8b", "--chip", "h100")
+SMALL = ("--input", "200", "--output", "20", "-q")
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["simulate", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_a_run_is_a_folder_with_its_report(tmp_path: Path) -> None:
+    said = run(*ENGINE, "--rate", "5", "-n", "60", *SMALL, "--slo", "ttft<=1s", "--price-per-hour", "2", "--out", "one")
+    assert "60 requests succeeded" in said
+    assert "hardware by" in said
+    assert "times as fast" in said
+    folder = RunFolder(tmp_path / "one")
+    assert folder.manifest.kind == "simulated"
+    assert folder.manifest.target["chip"].startswith("h100")
+    usage = folder.manifest.engine["usage"]["engine"]
+    assert usage["outside_share"] == 0.0
+    assert set(usage["limit_share"]) >= {"memory", "host"}
+    assert (tmp_path / "one" / "report.html").is_file()
+
+
+def test_json_and_a_seed_give_the_same_again() -> None:
+    words = (*ENGINE, "--rate", "20", "-n", "40", *SMALL, "--json", "--jitter", "--seed", "7")
+    one, two = (json.loads(run(*words, "--out", name)) for name in ("a", "b"))
+    assert one["metrics"]["latencies"] == two["metrics"]["latencies"]
+    assert one["manifest"]["kind"] == "simulated"
+    other = json.loads(run(*words[:-1], "8", "--out", "c"))
+    assert other["metrics"]["latencies"] != one["metrics"]["latencies"]
+
+
+def test_a_call_log_comes_out_and_goes_in(tmp_path: Path) -> None:
+    run(*ENGINE, "--rate", "5", "-n", "20", *SMALL, "--policy", "vllm", "--call-log", "calls.jsonl", "--out", "one")
+    _, calls = read_calls(tmp_path / "calls.jsonl")
+    assert sum(call["call"] == "submit" for call in calls) == 20
+    said = run(*ENGINE, "--trace", "calls.jsonl", "--policy", "slo", "-q", "--out", "two")
+    assert "20 requests succeeded" in said
+
+
+def test_a_family_is_compared(tmp_path: Path) -> None:
+    said = run(
+        *ENGINE, "--rate", "5", "-n", "30", *SMALL, "--compare", "policy=slo,decode_first", "--rates", "5,20",
+        "--out", "family",
+    )  # fmt: skip
+    assert said.count("decode_first") == 2
+    found = json.loads((tmp_path / "family" / "summary.json").read_text())
+    assert [(row["policy"], row["load"]) for row in found["members"]] == [
+        ("slo", 5.0), ("slo", 20.0), ("decode_first", 5.0), ("decode_first", 20.0),
+    ]  # fmt: skip
+    page = (tmp_path / "family" / "report.html").read_text()
+    assert "First token against the rest" in page
+    assert RunFolder(tmp_path / "family" / "slo-20").manifest.labels["policy"] == "slo"
+
+
+def test_capacity(tmp_path: Path) -> None:
+    said = run(
+        "capacity", *ENGINE, "-n", "200", *SMALL, "--slo", "ttft<=1s,itl_p95<=30ms", "--low", "8",
+        "--resolution", "0.5", "--confirmations", "0", "--policy", "vllm", "--out", "search",
+    )  # fmt: skip
+    assert "capacity:" in said
+    found = json.loads((tmp_path / "search" / "capacity.json").read_text())
+    assert found["best"] is not None
+    assert found["failed_at"] > found["best"] >= 8
+    assert (tmp_path / "search" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "match"),
+    [
+        (("llama-3-9b", "--chip", "h100"), ModelNotFound, "did you mean llama-3-8b"),
+        (("llama-3-8b", "--chip", "h1000"), ConfigError, "h100"),
+        (("llama-3-8b",), ConfigError, "--chip must be given"),
+        (("llama-3-70b", "--chip", "l4"), ConfigError, "What would"),
+        (("llama-3-8b", "--chip", "h100", "--tp", "3"), ConfigError, "does not divide"),
+        (("llama-3-8b", "--chip", "h100", "--model", "llama-3-8b"), ConfigError, "given twice"),
+        (("llama-3-8b", "--chip", "h100", "--request-overhead", "-1"), ConfigError, "overhead"),
+    ],
+)
+def test_what_cannot_be_is_one_line(words: tuple[str, ...], error: type[Exception], match: str) -> None:
+    with pytest.raises(error, match=match):
+        run(*words, "--rate", "1", "-n", "5")
+
+
+def test_infinite_loads() -> None:
+    with pytest.raises(ConfigError, match="impossible rate"):
+        run(*ENGINE, "--rate", "inf")
+    said = run(*ENGINE, "--rate", "60", "-n", "9000", "--overload-after", "30s", "-q", "--input", "4000", code=2)
+    assert "cannot take this load" in said
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (*ENGINE,),
+        (*ENGINE, "--rate", "1", "--compare", "seed=1,2"),
+        (*ENGINE, "--rate", "1", "--rates", "1,2"),
+        (*ENGINE, "--rate", "1", "--class-share", "batch"),
+        ("capacity", *ENGINE),
+    ],
+)
+def test_a_command_line_that_cannot_be_read(words: tuple[str, ...]) -> None:
+    run(*words, code=64)
