@@ -8,7 +8,7 @@ from html import escape
 from paceline.measure.report import html
 from paceline.measure.report.figures import Figure
 from paceline.measure.report.style import CSS
-from paceline.measure.report.svg import Axis, Plot
+from paceline.measure.report.svg import LEFT, Axis, Plot
 from paceline.plan.answer import Answer, Chart, Table, Value
 from paceline.plan.case import Case
 from paceline.plan.text import cell_text, describe, heading_text, is_derived
@@ -51,10 +51,12 @@ def draw(chart: Chart) -> str:
     xs = [x for line in chart.lines for x, _ in line.points]
     ys = [y for line in chart.lines for _, y in line.points]
     ys += [mark.at for mark in chart.marks if mark.axis == "y"]
-    plot = Plot(
+    x, y = (
         _axis(xs, chart.x_label, chart.x_unit, chart.x_log),
         _axis(ys, chart.y_label, chart.y_unit, chart.y_log),
     )
+    widest = max((len(text) for _, text in y.ticks), default=0)
+    plot = Plot(x, y, left=max(LEFT, 30 + round(6.2 * widest)))
     for line in chart.lines:
         if line.dots:
             plot.points(line.points, line.style, line.name, radius=4.0, titles=line.titles)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from paceline.plan.answer import Answer, Cell, Chart, Column, Expected, Line, Mark, Table, Value, solve
+from paceline.plan.answer import Answer, Cell, Chart, Column, Expected, Line, Mark, Table, solve
 from paceline.plan.case import MOST_BATCH, Case
-from paceline.plan.formula import Amount, Formula
+from paceline.plan.formula import Formula
 from paceline.plan.ideal import CAPACITY, COMPUTE, DECODE_STEP, KV, READING, WEIGHTS, batches, best_batch
 from paceline.plan.units import Unit, digits, show
 
@@ -12,18 +12,14 @@ from paceline.plan.units import Unit, digits, show
 def ask(case: Case) -> Answer:
     held = case.kv_read()
     roof, fits = case.roofline, case.sequences_that_fit(case.traffic.context)
-    knee = (
-        _searched(case, held)
-        if case.model.experts
-        else solve(
-            "knee_batch",
-            "knee",
-            Unit.COUNT,
-            "min(weights / kv_per_sequence, weights * peak / (2 * active * bandwidth))"
-            if roof.knows_compute
-            else "weights / kv_per_sequence",
-            **case.amounts,
-        )
+    knee = solve(
+        "knee_batch",
+        "knee",
+        Unit.COUNT,
+        "min(weights / kv_per_sequence, weights * peak / (2 * active * bandwidth))"
+        if roof.knows_compute
+        else "weights / kv_per_sequence",
+        **case.amounts,
     )
     at_knee = max(1, round(knee.value))
     found = best_batch(case.step_s, MOST_BATCH) if case.knows_times else None
@@ -38,7 +34,7 @@ def ask(case: Case) -> Answer:
         else "bandwidth / kv_per_sequence",
         **case.amounts,
     )
-    right = KV if held / roof.bandwidth > 2.0 * roof.active / roof.peak else COMPUTE
+    right = KV if knee.value == roof.weights / held else COMPUTE
     beyond = "" if fits >= at_knee else f" Memory ends it sooner: {fits:,} sequences fit."
     return Answer(
         name="curve",
@@ -54,12 +50,6 @@ def ask(case: Case) -> Answer:
             "there is, at about twice the step of one stream",
         ),
     )
-
-
-def _searched(case: Case, held: float) -> Value:
-    """Of a mixture of experts: how many of them a step reads depends on its batch."""
-    found = best_batch(lambda batch: case.roofline.decode_s(batch, held), MOST_BATCH)
-    return solve("knee_batch", "knee", Unit.COUNT, "best", best=Amount(found, Unit.COUNT))
 
 
 def _table(case: Case, held: float, fits: int) -> Table:
@@ -89,12 +79,13 @@ def _table(case: Case, held: float, fits: int) -> Table:
         Column("binds", "what binds"),
     )
     formula = Formula(DECODE_STEP if case.roofline.knows_compute else READING)
-    numbers = {name: case.amounts[name] for name in formula.names if name != "batch"}
+    changing = ("batch", "weights") if case.model.experts else ("batch",)  # more tokens meet more experts
+    numbers = {name: case.amounts[name] for name in formula.names if name not in changing}
     return Table("curve", columns, tuple(rows), formula, numbers)
 
 
 def _chart(case: Case, held: float, knee: int, found: int | None, fits: int) -> Chart:
-    most = min(MOST_BATCH, max(4 * knee, 64, min(fits, 16 * knee)))
+    most = min(MOST_BATCH, max(4 * knee, 2 * (found or 1), 64, min(fits, 16 * knee)))
     grid = batches(most)
 
     def on_paper(batch: int) -> tuple[float, float]:
