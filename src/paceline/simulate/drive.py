@@ -104,7 +104,10 @@ class _Driver:
                 elif reach_s <= turn_s and reach_s < inf:
                     self._reach()
                 elif turn_s < inf:
-                    self._turn(turn_s)
+                    # Until somebody has ended, turns change nothing about who comes next.
+                    horizon = min(send_s, reach_s)
+                    while turn_s < horizon and not self._turn(turn_s):
+                        turn_s = self._replica.next_s
                     if self._backlog.hopeless:
                         return "overloaded"
                 else:
@@ -147,7 +150,8 @@ class _Driver:
         at_s, _, arrival = heappop(self._on_way)
         self._replica.deliver(arrival.spec, at_s, arrival.answer)
 
-    def _turn(self, now_s: float) -> None:
+    def _turn(self, now_s: float) -> bool:
+        """Turn the engine; whether somebody has ended, or the run is to."""
         self._now = now_s
         if self._given_up and self._given_up[0][0] <= now_s:
             self._give_up(now_s)
@@ -156,7 +160,8 @@ class _Driver:
             self._ledger.accepted(answer)
         if turn.events is not None:
             self._ledger.heard(turn.events, now_s)
-        if turn.finished or turn.rejected:
+        ended = bool(turn.finished or turn.rejected)
+        if ended:
             self._ended(turn)
         if now_s >= self._scrapes.due_s:
             self._scrapes.take(now_s)
@@ -164,6 +169,7 @@ class _Driver:
             waiting = stats.num_waiting + len(self._replica.inbox)
             self._backlog.look(now_s, self._sent - waiting, waiting, more=self._traffic.next_s < inf)
         self._show.maybe(now_s, self._sent, self._ledger)
+        return ended or self._backlog.hopeless
 
     def _ended(self, turn: Turn) -> None:
         over: list[Ended] = []

@@ -11,7 +11,8 @@ from paceline.core.scheduler import Scheduler
 from paceline.core.shape import shape_of
 from paceline.core.step import Bound, StepPlan
 
-SAMPLE_EVERY = 16  # steps between two looks at memory, queue and the operations of a step
+SAMPLE_EVERY = 16  # steps between two looks at memory and queue
+EXPLAIN_EVERY = 64  # steps between two looks at the operations of a step, which cost more
 SEATS = "seats"  # as many requests run as may
 
 
@@ -61,7 +62,7 @@ class _Sampled:
 
 
 class Usage:
-    """Counts as steps begin. Memory, queue and operations are looked at in one step of `SAMPLE_EVERY`."""
+    """Counts as steps begin. Memory and queue are looked at in one step of `SAMPLE_EVERY`."""
 
     __slots__ = (
         *("_bounds_s", "_busy_s", "_cost", "_prefill", "_rows", "_sampled"),
@@ -139,7 +140,7 @@ class Usage:
         shape = shape_of(plan)
         if not getattr(self._cost.predict(shape), "known", True):
             sampled.outside_s += seconds
-        if hasattr(self._cost, "operations"):
+        if self._steps % EXPLAIN_EVERY == 0 and hasattr(self._cost, "operations"):
             for operation in cast("Explains", self._cost).operations(shape):
                 name = str(getattr(operation.bound, "value", operation.bound))
                 sampled.limits_s[name] = sampled.limits_s.get(name, 0.0) + operation.seconds
