@@ -122,8 +122,7 @@ def carry_out(bench: Bench, parts: list[str]) -> int:
         return code
     for name in parts:
         PARTS[name].tell(bench)
-    for path in figures.write(bench):
-        report.note("written", path)
+    report.note("written", [str(path) for path in figures.write(bench)])
     if bench.left_out:
         report.note("left out, for want of time", f"{', '.join(bench.left_out)} and what follows")
     return code

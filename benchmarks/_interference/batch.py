@@ -40,7 +40,7 @@ def tell(bench: Bench) -> None:
     found = bench.state.get("batch")
     if found is None:
         return
-    bench.say_rate("batch")
+    bench.report.note("batch: full load", f"{found['full_load']['rate']:.3g}/s, {found['full_load']['is']}")
     report, itl_s = bench.report, bench.scenario.itl_s
     for name in ("without", "with"):
         row = found[name]
@@ -64,11 +64,17 @@ def _run(bench: Bench) -> dict[str, Any]:
             state = http.get(f"/v1/batches/{batch}").raise_for_status().json()
             http.post(f"/v1/batches/{batch}/cancel")
     counts = state["request_counts"]
-    return {"without": without, "with": beside, "answered": counts["completed"], "asked": counts["total"]}
+    return {
+        "full_load": bench.full_load,
+        "without": without,
+        "with": beside,
+        "answered": counts["completed"],
+        "asked": counts["total"],
+    }
 
 
 def _interactive(bench: Bench, url: str, key: str) -> dict[str, Any]:
-    load = Load(rate=SHARE * bench.slo_rate, duration_s=bench.size.steady_s)
+    load = Load(rate=SHARE * bench.full_rate, duration_s=bench.size.steady_s)
     plan = with_trace(plan_of(url, load, key), bench.state.folder / "lengths.jsonl", rows_of(bench.lengths))
     played = play(plan, bench.state.scratch(key))
     end_s = max(record.closed_s or 0.0 for record in played.records)

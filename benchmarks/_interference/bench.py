@@ -126,16 +126,18 @@ class Bench:
         return COMMON_LOAD * self.scenario.most_per_s(self.lengths)
 
     @property
-    def slo_rate(self) -> float:
-        """slo's capacity; before it was searched, the common rate stands in for it."""
+    def full_load(self) -> dict[str, Any]:
+        """slo's capacity as `rate`, and what it is; before it was searched, the common rate stands in for it."""
         found = self.state.get("capacity slo")
-        return float(found["rate"]) if found and found["rate"] else self.common_rate
+        if found and found["rate"]:
+            return {"rate": float(found["rate"]), "is": "slo's capacity"}
+        return {"rate": self.common_rate, "is": "the common rate: slo's capacity was not known"}
 
-    def say_rate(self, part: str) -> None:
-        """Tell what a part took for slo's capacity."""
-        found = self.state.get("capacity slo")
-        what = "slo's capacity" if found and found["rate"] else "a stand-in; --part capacity finds slo's capacity"
-        self.report.note(f"{part}: rate taken for full load", f"{self.slo_rate:.3g}/s, {what}")
+    @property
+    def full_rate(self) -> float:
+        """The rate of `full_load`."""
+        rate: float = self.full_load["rate"]
+        return rate
 
     def rivals(self) -> list[Variant]:
         """The best preset at the common rate, if it is known, then the vendors' defaults."""

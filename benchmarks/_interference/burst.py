@@ -37,8 +37,9 @@ def measure(bench: Bench) -> None:
 def tell(bench: Bench) -> None:
     """Rows, ratios and verdicts of what was measured."""
     report = bench.report
-    bench.say_rate("burst")
     ours = bench.state.get("burst slo")
+    if ours is not None:
+        report.note("burst: full load", f"{ours['full_load']['rate']:.3g}/s, {ours['full_load']['is']}")
     for variant in (SLO, *bench.rivals()):
         found = bench.state.get(f"burst {variant.name}")
         if found is None:
@@ -56,7 +57,7 @@ def tell(bench: Bench) -> None:
 
 
 def _run(bench: Bench, variant: Variant, key: str) -> dict[str, Any]:
-    size, rate = bench.size, bench.slo_rate
+    size, rate = bench.size, bench.full_rate
     begins_s, ends_s = size.calm_s, size.calm_s + size.burst_s
     times = [
         *poisson(CALM * rate, 0.0, begins_s, "calm"),
@@ -76,7 +77,7 @@ def _run(bench: Bench, variant: Variant, key: str) -> dict[str, Any]:
     found = outcomes(played.records, slos)
     of_burst = [(at_s, good) for at_s, good in found if begins_s <= at_s < ends_s]
     return {
-        "rate": rate,
+        "full_load": bench.full_load,
         "begins_s": begins_s,
         "ends_s": ends_s,
         "goodput": share(of_burst),

@@ -46,7 +46,6 @@ def measure(bench: Bench) -> None:
         search(bench, variant, start=start, floor=LEAST * ours)
         if not bench.state.get(f"capacity {variant.name}")["rate"]:
             _at_rate(bench, variant, ours, f"at slo's capacity {variant.name}")
-    _at_rate(bench, SLO, ours, "at slo's capacity slo")
 
 
 def choose(bench: Bench) -> None:
@@ -71,7 +70,7 @@ def search(bench: Bench, variant: Variant, *, start: float, floor: float) -> Non
 
         def holds(rate: float, attempt: int) -> bool:
             rate = float(f"{rate:.4g}")
-            name = f"{key} {rate:g} {attempt}"
+            name = _trial(variant, rate, attempt)
             found = bench.measured(name, _about_s(bench, rate), lambda: _run(bench, url(), rate, name, attempt))
             trials.append({"rate": rate, "attempt": attempt, "goodput": found["goodput"]})
             return bool(found["goodput"] >= HOLDS)
@@ -104,10 +103,14 @@ def tell(bench: Bench) -> None:
         if rate:
             report.add(f"slo's capacity / {variant.name}'s (target {target})", [ours["rate"] / rate], "x")
             continue
-        theirs, at_ours = state.get(f"at slo's capacity {variant.name}"), state.get("at slo's capacity slo")
+        theirs, at_ours = state.get(f"at slo's capacity {variant.name}"), state.get(_trial(SLO, ours["rate"], 0))
         if theirs and at_ours:
             report.add(f"{variant.name}: goodput at slo's capacity", [theirs["goodput"]], "share")
             report.add("slo: goodput at slo's capacity", [at_ours["goodput"]], "share")
+
+
+def _trial(variant: Variant, rate: float, attempt: int) -> str:
+    return f"capacity {variant.name} {rate:g} {attempt}"
 
 
 def _about_s(bench: Bench, rate: float) -> float:

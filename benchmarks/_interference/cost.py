@@ -38,14 +38,14 @@ def tell(bench: Bench) -> None:
     found = bench.state.get("cost")
     if found is None:
         return
-    bench.say_rate("cost")
+    bench.report.note("cost: full load", f"{found['full_load']['rate']:.3g}/s, {found['full_load']['is']}")
     settled = found["readings"][len(found["readings"]) // 3 :]
     for name, target in (("median", " (target: at most 10)"), ("p95", "")):
         bench.report.add(f"error of a step's predicted time, {name}{target}", [100 * row[name] for row in settled], "%")
 
 
 def _run(bench: Bench) -> dict[str, Any]:
-    load = Load(rate=SHARE * bench.slo_rate, duration_s=bench.size.steady_s)
+    load = Load(rate=SHARE * bench.full_rate, duration_s=bench.size.steady_s)
     over = threading.Event()
     readings: list[dict[str, float]] = []
     with bench.serving(SLO) as url:
@@ -67,7 +67,7 @@ def _run(bench: Bench) -> dict[str, Any]:
             reader.join()
     if not readings:
         raise RuntimeError("/metrics told no error of the predictions during the run")
-    return {"rate": load.rate, "readings": readings}
+    return {"full_load": bench.full_load, "readings": readings}
 
 
 def read(text: str) -> dict[str, float] | None:

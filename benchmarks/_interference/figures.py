@@ -9,6 +9,7 @@ from typing import Any
 
 from _interference import streams
 from _interference.bench import Bench
+from _interference.burst import BURST
 from _interference.judge import at, finite
 from _interference.tenants import POLICIES
 from _interference.variants import SLO
@@ -109,7 +110,7 @@ def draw_bursts(ax: Any, points: Points, bench: Bench) -> None:
     ax.set(
         xlabel="s", ylabel=f"share inside their targets, of {bench.size.window} requests in a row", ylim=(-0.02, 1.02)
     )
-    ax.set_title(f"{row['rate'] * 4:.2g} requests/s for {row['ends_s'] - row['begins_s']:.0f} s")
+    ax.set_title(f"{row['full_load']['rate'] * BURST:.2g} requests/s for {row['ends_s'] - row['begins_s']:.0f} s")
     ax.legend(fontsize=8)
 
 
@@ -121,11 +122,11 @@ def tenants(bench: Bench) -> Points:
 
 def draw_tenants(ax: Any, points: Points, bench: Bench) -> None:
     """The distribution alone and flooded, by policy."""
-    for name, row in points.items():
+    for number, (name, row) in enumerate(points.items()):
         for kind, style in (("alone", ":"), ("flooded", "-")):
             values = sorted(row[f"{kind}_s"])
             shares = [(rank + 1) / len(values) for rank in range(len(values))]
-            ax.step(values, shares, linestyle=style, where="post", label=f"{name}, {kind}")
+            ax.step(values, shares, linestyle=style, color=f"C{number}", where="post", label=f"{name}, {kind}")
     ax.axhline(0.95, color="grey", linestyle="--", linewidth=1)
     ax.set(xscale="log", xlabel="time to first token of the quiet tenant, s", ylabel="share of its requests")
     ax.set_title("Two tenants, one flooding")

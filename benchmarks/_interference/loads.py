@@ -21,6 +21,8 @@ from paceline.measure.runner import run
 from paceline.measure.schedule import seeded
 
 BEGIN_S = 60.0  # for a run beside another to begin
+UNTIL_STOPPED_S = 3600.0  # duration of a load that is stopped when the run beside it has ended
+STOP_S = 30.0  # for it to stop
 
 
 class NotComplete(Exception):
@@ -91,27 +93,27 @@ def play(plan: BenchPlan, path: Path) -> Played:
     return Played(folder.records(), folder)
 
 
-def play_beside(plan: BenchPlan, path: Path, other: BenchPlan, other_path: Path, *, stop: bool = False) -> list[Played]:
-    """Two runs at once on one server: `plan` begins once `other` has begun, and what both gave is returned.
+def play_beside(plan: BenchPlan, path: Path, other: BenchPlan, other_path: Path) -> list[Played]:
+    """Two runs at once on one server; what both gave.
 
-    With `stop`, `other` is stopped when `plan` has ended; what it had running then is recorded as cancelled.
+    `plan` begins once `other` has begun, and `other` is stopped when `plan` has ended: what it has running then is
+    recorded as cancelled.
     """
     process = multiprocessing.get_context("spawn").Process(target=_carry, args=(other.to_dict(), str(other_path)))
     process.start()
     try:
         _await_begin(other_path, process)
         first = play(plan, path)
-        if stop:
-            assert process.pid is not None
-            os.kill(process.pid, signal.SIGINT)
-        process.join()
+        if not process.is_alive():
+            raise NotComplete(f"{other_path}: ended with code {process.exitcode} before the run beside it")
+        assert process.pid is not None
+        os.kill(process.pid, signal.SIGINT)
+        process.join(STOP_S)
     finally:
         if process.is_alive():
             process.terminate()
             process.join()
     folder = RunFolder(other_path)
-    if not stop and not folder.manifest.complete:
-        raise NotComplete(f"{other_path}: {folder.manifest.segments[-1].ended}")
     return [first, Played(folder.records(), folder)]
 
 

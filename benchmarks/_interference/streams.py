@@ -14,7 +14,7 @@ import msgspec
 
 from _interference.bench import START_S, Bench
 from _interference.judge import at, best_inside, first_tokens, nearest, steady_gaps, streams_row
-from _interference.loads import plan_of, play, play_beside, streams, with_trace
+from _interference.loads import UNTIL_STOPPED_S, plan_of, play, play_beside, streams, with_trace
 from _interference.scenario import STREAM_IN, STREAMS, Scenario
 from _interference.variants import BY_NAME, SLO, VARIANTS, Variant
 from paceline.measure.plan import Arrivals, Load
@@ -143,13 +143,11 @@ def _run(bench: Bench, variant: Variant, key: str, newcomers: int) -> dict[str, 
             tokens_in=STREAM_IN,
             tokens_out=size.stream_out,
             count=STREAMS,
-            duration_s=3600.0,  # they are stopped when the last newcomer has ended
+            duration_s=UNTIL_STOPPED_S,
         )
         plan = plan_of(url, Load(arrivals=Arrivals.TRACE), f"{key}:newcomers")
         # Requests that warm up would disturb the streams before anything is measured, longest where they take longest.
         plan = msgspec.structs.replace(plan, client=msgspec.structs.replace(plan.client, warmup_requests=0))
         plan = with_trace(plan, bench.state.folder / "newcomers.jsonl", rows)
-        came, streamed = play_beside(
-            plan, bench.state.scratch(key), steady, bench.state.scratch(f"{key} streams"), stop=True
-        )
+        came, streamed = play_beside(plan, bench.state.scratch(key), steady, bench.state.scratch(f"{key} streams"))
     return streams_row(streamed.records, came.records, period_s, came.zero_s - streamed.zero_s)

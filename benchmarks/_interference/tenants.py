@@ -11,7 +11,7 @@ from typing import Any
 
 from _interference.bench import START_S, Bench
 from _interference.judge import at, first_tokens, lost
-from _interference.loads import plan_of, play, play_beside, rows_of, with_trace
+from _interference.loads import UNTIL_STOPPED_S, plan_of, play, play_beside, rows_of, with_trace
 from _interference.variants import BY_NAME, SLO, Variant
 from paceline.measure.plan import Arrivals, Load
 from paceline.serve.keys import hash_key, new_key
@@ -22,7 +22,7 @@ POLICIES = ("slo", "vllm")  # vllm for scale: one queue for everybody
 
 def planned(bench: Bench) -> dict[str, float]:
     """Keys and seconds of what this part measures."""
-    about_s = 2 * START_S + 2 * bench.size.quiet_requests / (QUIET * bench.slo_rate) + 30.0
+    about_s = 2 * START_S + 2 * bench.size.quiet_requests / (QUIET * bench.full_rate) + 30.0
     return {f"tenants {name}": about_s for name in POLICIES}
 
 
@@ -36,7 +36,6 @@ def measure(bench: Bench) -> None:
 
 def tell(bench: Bench) -> None:
     """Rows and ratios of what was measured."""
-    bench.say_rate("tenants")
     for name in POLICIES:
         found = bench.state.get(f"tenants {name}")
         if found is None:
@@ -46,6 +45,8 @@ def tell(bench: Bench) -> None:
         bench.report.add(f"{name}: quiet tenant's p95 TTFT, flooded / alone{target}", [flooded / alone], "x")
         bench.report.note(f"{name}: quiet tenant's p95 TTFT alone, flooded", f"{alone:.3g} s, {flooded:.3g} s")
         bench.report.note(f"{name}: quiet tenant's requests lost", found["lost"])
+        full = found["full_load"]
+        bench.report.note(f"{name}: the quiet tenant sends a quarter of", f"{full['rate']:.3g}/s, {full['is']}")
 
 
 def write_keys(folder: Path) -> tuple[Path, dict[str, str]]:
@@ -65,11 +66,10 @@ def write_keys(folder: Path) -> tuple[Path, dict[str, str]]:
 
 def _run(bench: Bench, variant: Variant, key: str) -> dict[str, Any]:
     size, state = bench.size, bench.state
-    rate = QUIET * bench.slo_rate
+    rate = QUIET * bench.full_rate
     keys, places = write_keys(state.scratch(f"{key} keys"))
-    seconds = size.quiet_requests / rate
     quiet = Load(rate=rate, requests=size.quiet_requests)
-    flood = Load(arrivals=Arrivals.CLOSED, concurrency=size.flood_slots, duration_s=2 * seconds + 30.0)
+    flood = Load(arrivals=Arrivals.CLOSED, concurrency=size.flood_slots, duration_s=UNTIL_STOPPED_S)
     lengths = bench.lengths
 
     with bench.serving(variant, flags=["--no-batches", "--api-key-file", str(keys)]) as url:
@@ -84,10 +84,9 @@ def _run(bench: Bench, variant: Variant, key: str) -> dict[str, Any]:
             state.scratch(f"{key} flooded"),
             plan(flood, "flood", "flood"),
             state.scratch(f"{key} flood"),
-            stop=True,
         )
     return {
-        "rate": rate,
+        "full_load": bench.full_load,
         "alone_s": first_tokens(alone.records),
         "flooded_s": first_tokens(flooded.records),
         "lost": lost(alone.records) + lost(flooded.records),

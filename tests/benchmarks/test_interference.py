@@ -14,10 +14,11 @@ from _interference.bench import State
 from _interference.quick import _Asked
 from _interference.scenario import Scenario, trace_lengths
 from _interference.tenants import write_keys
-from _interference.variants import VARIANTS
+from _interference.variants import LEAN, SLO, SMOKE, VARIANTS, Variant
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.app.config import resolve
 from paceline.core.pace import Pace, Pacer
 from paceline.core.policies.registry import make_policy
 from paceline.measure.metrics import measure
@@ -216,13 +217,24 @@ def test_promises_follow_from_what_the_machine_gives() -> None:
     assert scenario.most_per_s([(500, 80)]) == pytest.approx(1 / 1.3)
 
 
-def test_every_variant_is_one_that_the_server_takes() -> None:
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_every_variant_is_one_that_the_server_takes(variant: Variant) -> None:
+    flags = variant.flags({"standard": {"ttft_ms": 7000.0, "itl_ms": 90.0}})
+    given = {
+        name.removeprefix("--").replace("-", "_"): value for name, value in zip(flags[::2], flags[1::2], strict=True)
+    }
+    scheduler = resolve(given).settings.scheduler
+    policy = make_policy(scheduler.policy, scheduler.policy_options)
+    assert all(getattr(policy, name) == value for name, value in variant.options.items())
+    assert scheduler.max_num_batched_tokens == (variant.budget or 2048)
+    assert next(kind.itl_s for kind in scheduler.classes if kind.name == "standard") == 0.09
+
+
+def test_variants_have_names_of_their_own_and_vendors_defaults_are_as_they_come() -> None:
     assert len({variant.name for variant in VARIANTS}) == len(VARIANTS)
-    for variant in VARIANTS:
-        make_policy(variant.policy, tuple(variant.options.items()))
-    defaults = {variant.preset for variant in VARIANTS if variant.vendor_default}
-    assert defaults == {"vllm", "sglang", "trtllm-noevict"}
+    assert {variant.preset for variant in VARIANTS if variant.vendor_default} == {"vllm", "sglang", "trtllm-noevict"}
     assert all(not v.options or v.name == "sglang, lpm" for v in VARIANTS if v.vendor_default)
+    assert LEAN[0] is SMOKE[0] is SLO
 
 
 def test_lengths_of_the_trace_are_scaled_and_never_zero(tmp_path: Path) -> None:
