@@ -179,7 +179,8 @@ class Case:
     def at_own_context(self) -> Case:
         """The same with what its own requests hold on average as context: their prompt and half of their answer."""
         traffic = self.traffic
-        return replace(self, traffic=replace(traffic, context=traffic.prompt + traffic.output // 2))
+        context = min(traffic.prompt + traffic.output // 2, MOST_TOKENS)
+        return replace(self, traffic=replace(traffic, context=context))
 
     @cached_property
     def kv_per_token(self) -> float:
