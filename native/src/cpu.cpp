@@ -1,5 +1,7 @@
 #include "cpu.h"
 
+#include <cpuid.h>
+
 #include <atomic>
 #include <stdexcept>
 
@@ -18,7 +20,27 @@ bool has_avx512() {
          __builtin_cpu_supports("avx512vnni");
 }
 
-const Kernels* best() { return has_avx512() ? &kernels_avx512() : &kernels_avx2(); }
+bool has_avx2_vnni() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4)) != 0;
+}
+
+struct Choice {
+  const Kernels& (*kernels)();
+  bool (*supported)();
+};
+
+// The best last.
+constexpr Choice kChoices[] = {
+    {kernels_avx2, has_avx2}, {kernels_avx2_vnni, has_avx2_vnni}, {kernels_avx512, has_avx512}};
+
+const Kernels* best() {
+  const Kernels* found = nullptr;
+  for (const Choice& choice : kChoices) {
+    if (choice.supported()) found = &choice.kernels();
+  }
+  return found;
+}
 
 std::atomic<const Kernels*>& chosen() {
   static std::atomic<const Kernels*> table{best()};
@@ -29,23 +51,23 @@ std::atomic<const Kernels*>& chosen() {
 
 std::vector<std::string> supported_isas() {
   std::vector<std::string> names;
-  if (has_avx2()) names.emplace_back(kernels_avx2().name);
-  if (has_avx512()) names.emplace_back(kernels_avx512().name);
+  for (const Choice& choice : kChoices) {
+    if (choice.supported()) names.emplace_back(choice.kernels().name);
+  }
   return names;
 }
 
 const Kernels& kernels() { return *chosen().load(std::memory_order_acquire); }
 
 void use_isa(const std::string& name) {
-  if (name == kernels_avx2().name && has_avx2()) {
-    chosen().store(&kernels_avx2(), std::memory_order_release);
-  } else if (name == kernels_avx512().name && has_avx512()) {
-    chosen().store(&kernels_avx512(), std::memory_order_release);
-  } else {
-    std::string known;
-    for (const std::string& isa : supported_isas()) known += (known.empty() ? "" : ", ") + isa;
-    throw std::invalid_argument("instruction set '" + name + "' is not one that this processor has: " + known);
+  std::string known;
+  for (const Choice& choice : kChoices) {
+    if (!choice.supported()) continue;
+    const Kernels& kernels = choice.kernels();
+    if (name == kernels.name) return chosen().store(&kernels, std::memory_order_release);
+    known += (known.empty() ? "" : ", ") + std::string(kernels.name);
   }
+  throw std::invalid_argument("instruction set '" + name + "' is not one that this processor has: " + known);
 }
 
 }  // namespace paceline

@@ -12,9 +12,9 @@ enum class Activation : int { kNone, kSilu, kGeluTanh, kRelu };
 
 // y [rows, outputs] = epilogue(x [rows, in] W^T), W [channels, in] packed in panels of `Kernels::panel` channels.
 //
-// Rows are taken in blocks of at most `Kernels::block_rows`; `prepare` lays a block out as its inner loop reads it:
-// float32 [k][rows of the block], int8 [k / 4][rows of the block][4]. `multiply` then takes a rectangle of blocks and
-// panels. With `gated`, panels 2p and 2p + 1 hold gate and up of the same outputs: y = act(gate) * up.
+// Rows are taken in blocks of at most `Kernels::block_rows(kind)`; `prepare` lays a block out as its inner loop reads
+// it: float32 [k][rows of the block], int8 [k / 4][rows of the block][4]. `multiply` then takes a rectangle of blocks
+// and panels. With `gated`, panels 2p and 2p + 1 hold gate and up of the same outputs: y = act(gate) * up.
 struct LinearJob {
   WeightKind kind;
   const uint8_t* weight;  // panels, each `panel_bytes` long
@@ -108,11 +108,10 @@ struct RopeJob {
 
 struct Kernels {
   const char* name;
-  int64_t panel;               // channels of a weight panel
-  int64_t block_rows_float;    // most rows of a block, float32 and bfloat16 weights
-  int64_t block_rows_integer;  // the same for int8 and int4
-  int64_t query_panel;         // queries that attention takes side by side
+  int64_t panel;        // channels of a weight panel
+  int64_t query_panel;  // queries that attention takes side by side
 
+  int64_t (*block_rows)(WeightKind);  // most rows of a block
   void (*prepare)(const LinearJob&, int64_t block);
   void (*multiply)(const LinearJob&, int64_t block_low, int64_t block_high, int64_t panel_low, int64_t panel_high);
   int64_t (*attention_scratch)(const AttentionJob&, int64_t most_queries);  // floats
@@ -126,6 +125,7 @@ struct Kernels {
 };
 
 const Kernels& kernels_avx2();
+const Kernels& kernels_avx2_vnni();
 const Kernels& kernels_avx512();
 
 }  // namespace paceline

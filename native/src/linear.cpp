@@ -18,8 +18,10 @@ namespace {
 
 // Products of 127 * 255 must fit a 32-bit sum over all inputs.
 constexpr int64_t kMostInputs = 65536;
-// A row tile is read once a panel: it should stay in the second-level cache beside the panels that stream through.
+// A row tile is read once a panel: it should stay in the second-level cache beside the panels that stream through. But
+// all weights are read once a tile, so it has a few blocks even where those are large.
 constexpr int64_t kTileBytes = 256 * 1024;
+constexpr int64_t kLeastTileBlocks = 8;
 // Below this many multiplications a job is not worth waking a thread for.
 constexpr int64_t kWorthSharing = 64 * 1024;
 constexpr int64_t kItemsPerThread = 8;
@@ -360,7 +362,7 @@ LinearJob PackedLinear::job() const {
 void PackedLinear::apply(const LinearCall& call) const {
   if (call.rows == 0) return;
   const bool integers = shape_.kind == WeightKind::kInt8 || shape_.kind == WeightKind::kInt4;
-  const int64_t most = integers ? kernels_->block_rows_integer : kernels_->block_rows_float;
+  const int64_t most = kernels_->block_rows(shape_.kind);
   LinearJob job = this->job();
   job.x = call.x;
   job.x_stride = call.x_stride;
@@ -388,7 +390,7 @@ void PackedLinear::apply(const LinearCall& call) const {
     parallel(job.blocks, prepare);
   }
 
-  const int64_t tile_blocks = std::max<int64_t>(1, kTileBytes / (row_bytes * most));
+  const int64_t tile_blocks = std::max(kLeastTileBlocks, kTileBytes / (row_bytes * most));
   const int64_t tiles = (job.blocks + tile_blocks - 1) / tile_blocks;
   const int64_t step = shape_.gated ? 2 : 1, units = panels_ / step;
   const bool alone = threads == 1 || call.rows * depth_ * panels_ * kernels_->panel < kWorthSharing;

@@ -6,12 +6,14 @@ constexpr Index kVectors = 2;
 constexpr Index kPanel = kVectors * kWidth;
 #if defined(__AVX512F__)
 constexpr Index kFloatRows = 12;  // 24 sums of 32 registers
-constexpr Index kIntegerRows = 12;
+constexpr Index kInt8Rows = 12;
+constexpr Index kInt4Rows = 6;  // more would spill: scales are in use beside the sums
 #else
-constexpr Index kFloatRows = 6;    // 12 sums of 16 registers
-constexpr Index kIntegerRows = 4;  // 8 sums; the products need registers too
+constexpr Index kFloatRows = 6;                     // 12 sums of 16 registers
+constexpr Index kInt8Rows = PACELINE_VNNI ? 6 : 4;  // without VNNI, products need registers too
+constexpr Index kInt4Rows = 4;
 #endif
-constexpr Index kMostRows = kFloatRows > kIntegerRows ? kFloatRows : kIntegerRows;
+constexpr Index kMostRows = kFloatRows;
 
 struct Block {
   Index low, rows;
@@ -120,11 +122,7 @@ PACELINE_INLINE void quantize_span(const float* x, Index low, Index high, Index 
 }
 
 void prepare_int8(const LinearJob& job, Block block) {
-#if defined(__AVX512F__)
-  constexpr bool flip = true;  // VPDPBUSD multiplies unsigned with signed bytes
-#else
-  constexpr bool flip = false;
-#endif
+  constexpr bool flip = PACELINE_VNNI;  // one side of VPDPBUSD is unsigned
   uint8_t* out = job.prepared + block.low * row_bytes(job);
   for (Index r = 0; r < block.rows; ++r) {
     const float* x = job.x + (block.low + r) * job.x_stride;
@@ -172,13 +170,42 @@ void prepare(const LinearJob& job, int64_t index) {
 }
 
 // ------------------------------------------------------------------------------------------------ tiles
+
+// Where a tile stands in y: its first row, and its first channel in the order of panels.
+struct Place {
+  Index row, channel;
+};
+
+// Inputs that a tile takes. While it reads their weights it asks for those `ahead` bytes beyond, unless that is 0.
+struct Part {
+  Index low, high, ahead;
+};
+
 // Each computes [R][kPanel] of x W^T for the R rows of a block and one panel.
 
 PACELINE_INLINE Floats load_weights(const float* w) { return load(w); }
 PACELINE_INLINE Floats load_weights(const uint16_t* w) { return load_bfloat16(w); }
 
 template <Index R, class Weight>
-void tile_floats(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Index, Index, float* tile) {
+PACELINE_INLINE void float_step(const float* a, const Weight* w, Index ahead, Floats (&sums)[R][kVectors]) {
+  const char* later = reinterpret_cast<const char*>(w) + ahead;
+  if (ahead) {
+    for (Index byte = 0; byte < kPanel * static_cast<Index>(sizeof(Weight)); byte += 64) {
+      _mm_prefetch(later + byte, _MM_HINT_T0);
+    }
+  }
+  const Floats w0 = load_weights(w), w1 = load_weights(w + kWidth);
+  PACELINE_UNROLL
+  for (Index r = 0; r < R; ++r) {
+    const Floats x = all(a[r]);
+    sums[r][0] = fma(x, w0, sums[r][0]);
+    sums[r][1] = fma(x, w1, sums[r][1]);
+  }
+}
+
+// Inputs [part.low, part.high) alone; all parts but the first add to the tile.
+template <Index R, class Weight>
+void tile_floats(const LinearJob&, const uint8_t* prepared, const uint8_t* panel, Place, Part part, float* tile) {
   // A sum waits four cycles for its predecessor: with few rows, steps of k take turns in several sums.
   constexpr Index U = R == 1 ? 4 : R <= 3 ? 2 : 1;
   const float* a = reinterpret_cast<const float*>(prepared);
@@ -192,41 +219,23 @@ void tile_floats(const LinearJob& job, const uint8_t* prepared, const uint8_t* p
       for (Index v = 0; v < kVectors; ++v) sums[u][r][v] = zeros();
     }
   }
-  const Index depth = job.depth;
-  Index k = 0;
-  for (; k + U <= depth; k += U) {
+  Index k = part.low;
+  for (; k + U <= part.high; k += U) {
     PACELINE_UNROLL
-    for (Index u = 0; u < U; ++u) {
-      const Floats w0 = load_weights(w), w1 = load_weights(w + kWidth);
-      PACELINE_UNROLL
-      for (Index r = 0; r < R; ++r) {
-        const Floats x = all(a[r]);
-        sums[u][r][0] = fma(x, w0, sums[u][r][0]);
-        sums[u][r][1] = fma(x, w1, sums[u][r][1]);
-      }
-      a += R;
-      w += kPanel;
-    }
+    for (Index u = 0; u < U; ++u) float_step<R>(a + (k + u) * R, w + (k + u) * kPanel, part.ahead, sums[u]);
   }
-  for (; k < depth; ++k) {
-    const Floats w0 = load_weights(w), w1 = load_weights(w + kWidth);
-    PACELINE_UNROLL
-    for (Index r = 0; r < R; ++r) {
-      const Floats x = all(a[r]);
-      sums[0][r][0] = fma(x, w0, sums[0][r][0]);
-      sums[0][r][1] = fma(x, w1, sums[0][r][1]);
-    }
-    a += R;
-    w += kPanel;
+  if (U > 1) {
+    for (; k < part.high; ++k) float_step<R>(a + k * R, w + k * kPanel, part.ahead, sums[0]);
   }
   PACELINE_UNROLL
   for (Index r = 0; r < R; ++r) {
     PACELINE_UNROLL
     for (Index v = 0; v < kVectors; ++v) {
+      float* cell = tile + r * kPanel + v * kWidth;
       Floats total = sums[0][r][v];
       PACELINE_UNROLL
       for (Index u = 1; u < U; ++u) total = add(total, sums[u][r][v]);
-      store(tile + r * kPanel + v * kWidth, total);
+      store(cell, part.low ? add(load(cell), total) : total);
     }
   }
 }
@@ -239,7 +248,14 @@ PACELINE_INLINE Ints dot(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
 PACELINE_INLINE Ints broadcast4(const uint8_t* p) { return _mm512_set1_epi32(read_int(p)); }
 PACELINE_INLINE Ints low_nibbles(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 PACELINE_INLINE Ints high_nibbles(Ints x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+PACELINE_INLINE Ints times_128(Ints x) { return _mm512_slli_epi32(x, 7); }
 #else
+#if PACELINE_VNNI
+PACELINE_INLINE Ints dot(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
+  return _mm256_dpbusd_avx_epi32(sum, unsigned_bytes, signed_bytes);
+}
+PACELINE_INLINE Ints times_128(Ints x) { return _mm256_slli_epi32(x, 7); }
+#endif
 PACELINE_INLINE Ints broadcast4(const uint8_t* p) { return _mm256_set1_epi32(read_int(p)); }
 PACELINE_INLINE Ints low_nibbles(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
 PACELINE_INLINE Ints high_nibbles(Ints x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
@@ -249,7 +265,7 @@ PACELINE_INLINE Ints high_nibbles(Ints x) { return _mm256_and_si256(_mm256_srli_
 template <Index R>
 PACELINE_INLINE void int8_step(const uint8_t* a, const uint8_t* w, Ints (&sums)[R][kVectors]) {
   const Ints w0 = load_ints(w), w1 = load_ints(w + kPanel * 2);
-#if defined(__AVX512F__)
+#if PACELINE_VNNI
   PACELINE_UNROLL
   for (Index r = 0; r < R; ++r) {
     const Ints x = broadcast4(a + r * 4);
@@ -276,8 +292,7 @@ PACELINE_INLINE void int8_step(const uint8_t* a, const uint8_t* w, Ints (&sums)[
 }
 
 template <Index R>
-void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Index row, Index channel,
-               float* tile) {
+void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Place place, Part, float* tile) {
   constexpr Index U = R == 1 ? 4 : R <= 3 ? 2 : 1;
   Ints sums[U][R][kVectors];
   PACELINE_UNROLL
@@ -301,18 +316,17 @@ void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
   }
   PACELINE_UNROLL
   for (Index r = 0; r < R; ++r) {
-    const Floats x_scale = all(job.row_scale[row + r]);
+    const Floats x_scale = all(job.row_scale[place.row + r]);
     PACELINE_UNROLL
     for (Index v = 0; v < kVectors; ++v) {
       Ints total = sums[0][r][v];
       PACELINE_UNROLL
       for (Index u = 1; u < U; ++u) total = add_ints(total, sums[u][r][v]);
-#if defined(__AVX512F__)
+#if PACELINE_VNNI
       // Activations are stored with 128 added.
-      const Ints extra = load_ints(job.channel_sum + channel + v * kWidth);
-      total = sub_ints(total, _mm512_slli_epi32(extra, 7));
+      total = sub_ints(total, times_128(load_ints(job.channel_sum + place.channel + v * kWidth)));
 #endif
-      const Floats scale = mul(x_scale, load(job.channel_scale + channel + v * kWidth));
+      const Floats scale = mul(x_scale, load(job.channel_scale + place.channel + v * kWidth));
       store(tile + r * kPanel + v * kWidth, mul(to_floats(total), scale));
     }
   }
@@ -321,7 +335,7 @@ void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
 // A panel holds, for each group: kPanel scales, kPanel minimums if the weights have them (both float16), then
 // [group / 8][kPanel][4] bytes: the low nibbles are inputs 8 i to 8 i + 3, the high ones 8 i + 4 to 8 i + 7.
 template <Index R, bool kMinimum>
-void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Index row, Index, float* tile) {
+void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Place place, Part, float* tile) {
   PACELINE_UNROLL
   for (Index r = 0; r < R * kVectors; ++r) store(tile + r * kWidth, zeros());
   const Index groups = job.depth / job.group, head = kPanel * 2 * (kMinimum ? 2 : 1);
@@ -333,12 +347,12 @@ void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
     Ints sums[R][kVectors];
     PACELINE_UNROLL
     for (Index r = 0; r < R; ++r) {
-      const float* start = job.row_sum + (row + r) * groups + g;
+      const float* start = job.row_sum + (place.row + r) * groups + g;
       sums[r][0] = sums[r][1] = kMinimum ? no_ints() : all_ints(read_int(start));
       keep(sums[r][0]);
       keep(sums[r][1]);
     }
-#if defined(__AVX512F__)
+#if PACELINE_VNNI
     for (Index k = 0; k < job.group; k += 8) {
       const Ints w0 = load_ints(w), w1 = load_ints(w + kPanel * 2);
       const Ints low0 = low_nibbles(w0), low1 = low_nibbles(w1), high0 = high_nibbles(w0), high1 = high_nibbles(w1);
@@ -394,7 +408,7 @@ void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
     }
     PACELINE_UNROLL
     for (Index r = 0; r < R; ++r) {
-      const Index at = (row + r) * groups + g;
+      const Index at = (place.row + r) * groups + g;
       const Floats x_scale = all(job.row_scale[at]), x_sum = all(job.row_sum[at]);
       PACELINE_UNROLL
       for (Index v = 0; v < kVectors; ++v) {
@@ -431,28 +445,43 @@ void finish(const LinearJob& job, const float* tile, const float* up, Block bloc
   }
 }
 
-using Tile = void (*)(const LinearJob&, const uint8_t*, const uint8_t*, Index row, Index channel, float*);
+using Tile = void (*)(const LinearJob&, const uint8_t* prepared, const uint8_t* panel, Place, Part, float* tile);
 
 // Tables by the number of rows: [0] is for one row.
+#define PACELINE_4_ROWS(tile, ...) tile<1 __VA_ARGS__>, tile<2 __VA_ARGS__>, tile<3 __VA_ARGS__>, tile<4 __VA_ARGS__>
+#define PACELINE_6_ROWS(tile, ...) PACELINE_4_ROWS(tile, __VA_ARGS__), tile<5 __VA_ARGS__>, tile<6 __VA_ARGS__>
+#define PACELINE_12_ROWS(tile, ...)                                                                  \
+  PACELINE_6_ROWS(tile, __VA_ARGS__), tile<7 __VA_ARGS__>, tile<8 __VA_ARGS__>, tile<9 __VA_ARGS__>, \
+      tile<10 __VA_ARGS__>, tile<11 __VA_ARGS__>, tile<12 __VA_ARGS__>
 #if defined(__AVX512F__)
-#define PACELINE_ROWS(tile, ...)                                                         \
-  {tile<1 __VA_ARGS__>, tile<2 __VA_ARGS__>,  tile<3 __VA_ARGS__>,  tile<4 __VA_ARGS__>, \
-   tile<5 __VA_ARGS__>, tile<6 __VA_ARGS__>,  tile<7 __VA_ARGS__>,  tile<8 __VA_ARGS__>, \
-   tile<9 __VA_ARGS__>, tile<10 __VA_ARGS__>, tile<11 __VA_ARGS__>, tile<12 __VA_ARGS__>}
-#define PACELINE_INTEGER_ROWS PACELINE_ROWS
+#define PACELINE_FLOAT_ROWS PACELINE_12_ROWS
+#define PACELINE_INT8_ROWS PACELINE_12_ROWS
+#define PACELINE_INT4_ROWS PACELINE_6_ROWS
 #else
-#define PACELINE_ROWS(tile, ...)                                  \
-  {tile<1 __VA_ARGS__>, tile<2 __VA_ARGS__>, tile<3 __VA_ARGS__>, \
-   tile<4 __VA_ARGS__>, tile<5 __VA_ARGS__>, tile<6 __VA_ARGS__>}
-#define PACELINE_INTEGER_ROWS(tile, ...) \
-  {tile<1 __VA_ARGS__>, tile<2 __VA_ARGS__>, tile<3 __VA_ARGS__>, tile<4 __VA_ARGS__>}
+#define PACELINE_FLOAT_ROWS PACELINE_6_ROWS
+#if PACELINE_VNNI
+#define PACELINE_INT8_ROWS PACELINE_6_ROWS
+#else
+#define PACELINE_INT8_ROWS PACELINE_4_ROWS
+#endif
+#define PACELINE_INT4_ROWS PACELINE_4_ROWS
 #endif
 #define PACELINE_COMMA ,
-constexpr Tile kFloat32Tiles[kFloatRows] = PACELINE_ROWS(tile_floats, PACELINE_COMMA float);
-constexpr Tile kBFloat16Tiles[kFloatRows] = PACELINE_ROWS(tile_floats, PACELINE_COMMA uint16_t);
-constexpr Tile kInt8Tiles[kIntegerRows] = PACELINE_INTEGER_ROWS(tile_int8, );
-constexpr Tile kInt4Tiles[kIntegerRows] = PACELINE_INTEGER_ROWS(tile_int4, PACELINE_COMMA false);
-constexpr Tile kInt4MinimumTiles[kIntegerRows] = PACELINE_INTEGER_ROWS(tile_int4, PACELINE_COMMA true);
+constexpr Tile kFloat32Tiles[kFloatRows] = {PACELINE_FLOAT_ROWS(tile_floats, PACELINE_COMMA float)};
+constexpr Tile kBFloat16Tiles[kFloatRows] = {PACELINE_FLOAT_ROWS(tile_floats, PACELINE_COMMA uint16_t)};
+constexpr Tile kInt8Tiles[kInt8Rows] = {PACELINE_INT8_ROWS(tile_int8, )};
+constexpr Tile kInt4Tiles[kInt4Rows] = {PACELINE_INT4_ROWS(tile_int4, PACELINE_COMMA false)};
+constexpr Tile kInt4MinimumTiles[kInt4Rows] = {PACELINE_INT4_ROWS(tile_int4, PACELINE_COMMA true)};
+
+int64_t block_rows(WeightKind kind) {
+  switch (kind) {
+    case WeightKind::kFloat32:
+    case WeightKind::kBFloat16: return kFloatRows;
+    case WeightKind::kInt8: return kInt8Rows;
+    case WeightKind::kInt4: break;
+  }
+  return kInt4Rows;
+}
 
 PACELINE_INLINE const Tile* tiles_of(const LinearJob& job) {
   switch (job.kind) {
@@ -464,21 +493,41 @@ PACELINE_INLINE const Tile* tiles_of(const LinearJob& job) {
   return job.has_minimum ? kInt4MinimumTiles : kInt4Tiles;
 }
 
-void multiply(const LinearJob& job, int64_t block_low, int64_t block_high, int64_t panel_low, int64_t panel_high) {
-  alignas(64) float tile[kMostRows * kPanel], up[kMostRows * kPanel];
-  const Tile* tiles = tiles_of(job);
+// Rows and panels of float weights are taken this many inputs at a time, so that what many blocks read again stays in
+// the first-level cache. Integer ones are a quarter of the size.
+constexpr Index kPartInputs = 256;
+constexpr Index kBlocksAtOnce = 16;
+
+// Tiles of blocks [low, low + count) for one panel, into tiles [count][kMostRows * kPanel].
+void compute_tiles(const LinearJob& job, Index low, Index count, Index panel, float* tiles) {
+  const Tile* kinds = tiles_of(job);
   const bool floats = job.kind == WeightKind::kFloat32 || job.kind == WeightKind::kBFloat16;
-  const Index bytes = row_bytes(job);
-  for (Index p = panel_low; p < panel_high; p += job.gated ? 2 : 1) {
-    const uint8_t* weight = job.weight + p * job.panel_bytes;
-    for (Index b = block_low; b < block_high; ++b) {
-      const Block block = block_of(job, b);
-      const uint8_t* prepared = job.prepared + block.low * bytes;
+  const uint8_t* weight = job.weight + panel * job.panel_bytes;
+  const Index part = floats && count > 1 ? kPartInputs : job.depth;
+  // The last block of a part asks for the next part. One block alone reads straight on, which the processor foresees.
+  const Index ahead = count > 1 ? part * kPanel * (job.kind == WeightKind::kFloat32 ? 4 : 2) : 0;
+  for (Index k = 0; k < job.depth; k += part) {
+    for (Index i = 0; i < count; ++i) {
+      const Block block = block_of(job, low + i);
+      const uint8_t* prepared = job.prepared + block.low * row_bytes(job);
       if (floats && block.rows == 1) prepared = reinterpret_cast<const uint8_t*>(job.x + block.low * job.x_stride);
-      const Tile compute = tiles[block.rows - 1];
-      compute(job, prepared, weight, block.low, p * kPanel, tile);
-      if (job.gated) compute(job, prepared, weight + job.panel_bytes, block.low, (p + 1) * kPanel, up);
-      finish(job, tile, job.gated ? up : nullptr, block, p);
+      const Part inputs{k, k + part < job.depth ? k + part : job.depth, i + 1 < count ? 0 : ahead};
+      kinds[block.rows - 1](job, prepared, weight, {block.low, panel * kPanel}, inputs, tiles + i * kMostRows * kPanel);
+    }
+  }
+}
+
+void multiply(const LinearJob& job, int64_t block_low, int64_t block_high, int64_t panel_low, int64_t panel_high) {
+  constexpr Index kTile = kMostRows * kPanel;
+  alignas(64) float tiles[kBlocksAtOnce * kTile], ups[kBlocksAtOnce * kTile];
+  for (Index p = panel_low; p < panel_high; p += job.gated ? 2 : 1) {
+    for (Index b = block_low; b < block_high; b += kBlocksAtOnce) {
+      const Index count = block_high - b < kBlocksAtOnce ? block_high - b : kBlocksAtOnce;
+      compute_tiles(job, b, count, p, tiles);
+      if (job.gated) compute_tiles(job, b, count, p + 1, ups);
+      for (Index i = 0; i < count; ++i) {
+        finish(job, tiles + i * kTile, job.gated ? ups + i * kTile : nullptr, block_of(job, b + i), p);
+      }
     }
   }
 }

@@ -8,6 +8,13 @@ using Index = int64_t;
 // Arrays of registers stay in registers only where every loop over them is unrolled.
 #define PACELINE_UNROLL _Pragma("GCC unroll 16")
 
+// VPDPBUSD: four products of unsigned and signed bytes in one instruction, from AVX-512 VNNI or its AVX form.
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define PACELINE_VNNI 1
+#else
+#define PACELINE_VNNI 0
+#endif
+
 #if defined(__AVX512F__)
 
 using Floats = __m512;

@@ -1,0 +1,24 @@
+// The kernels for AVX2 with VNNI in its AVX form: laptops since Alder Lake.
+#include <immintrin.h>
+
+#include "../jobs.h"
+
+namespace paceline {
+namespace {
+#include "vec.h"
+//
+#include "linear.h"
+//
+#include "attention.h"
+//
+#include "rows.h"
+}  // namespace
+
+const Kernels& kernels_avx2_vnni() {
+  static const Kernels kernels = {
+      "avx2-vnni",  kPanel,        kQueryPanel,  block_rows, prepare, multiply, attention_scratch,
+      attend_chunk, attend_decode, merge_decode, rms_norm,   gate,    rope,     argmax};
+  return kernels;
+}
+
+}  // namespace paceline
