@@ -59,6 +59,8 @@ def test_a_call_log_comes_out_and_goes_in(tmp_path: Path) -> None:
     assert sum(call["call"] == "submit" for call in calls) == 20
     said = run(*ENGINE, "--trace", "calls.jsonl", "--policy", "slo", "-q", "--out", "two")
     assert "20 requests succeeded" in said
+    with pytest.raises(ConfigError, match="its own times"):
+        run(*ENGINE, "--trace", "calls.jsonl", "--rate", "3")
 
 
 def test_a_family_is_compared(tmp_path: Path) -> None:

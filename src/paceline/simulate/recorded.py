@@ -33,11 +33,12 @@ class _Asked:
     answer: list[int] = field(default_factory=list)
 
 
-def recorded(path: str | Path) -> ListTraffic:
+def recorded(path: str | Path, *, speed: float = 1.0, skip: int = 0, limit: int | None = None) -> ListTraffic:
     """What an engine was asked, and the answers that it gave: prompts, times and prefix hits are as they were.
 
     The warm-up is left out, and so are requests that were refused or ended without a token. One that was cancelled ends
-    where it was cancelled. The first request is sent at 0. Raises ConfigError for a log that cannot be used.
+    where it was cancelled. The first request is sent at 0, the others `speed` times as fast as they were; `skip` and
+    `limit` choose among them. Raises ConfigError for a log that cannot be used.
     """
     asked: list[_Asked] = []
     latest: dict[str, _Asked] = {}
@@ -64,14 +65,14 @@ def recorded(path: str | Path) -> ListTraffic:
         raise ConfigError(f"{path}:{number}: not a line of a call log: {error}") from None
     except OSError as error:
         raise ConfigError(f"cannot read the call log {path}: {error.strerror}") from None
-    heard = [one for one in asked if one.answer]
+    heard = sorted((one for one in asked if one.answer), key=lambda one: one.sent_s)[skip:][:limit]
     if not heard:
         raise ConfigError(f"the call log {path} holds no answered request")
-    first_s = min(one.sent_s for one in heard)
-    return ListTraffic(_arrival(one, index, first_s) for index, one in enumerate(heard))
+    first_s = heard[0].sent_s
+    return ListTraffic(_arrival(one, index, (one.sent_s - first_s) / speed) for index, one in enumerate(heard))
 
 
-def _arrival(asked: _Asked, index: int, first_s: float) -> Arrival:
+def _arrival(asked: _Asked, index: int, at_s: float) -> Arrival:
     """The request again, under an id of its own, ending with the answer's last token."""
     spec, answer = asked.spec, tuple(asked.answer)
     sampling = spec.sampling
@@ -79,7 +80,6 @@ def _arrival(asked: _Asked, index: int, first_s: float) -> Arrival:
         # It ended by a stop string, or was cancelled, or the log ends before it did.
         answer = (*answer[:-1], STOP)
         sampling = replace(sampling, stop_token_ids=(*sampling.stop_token_ids, STOP))
-    at_s = asked.sent_s - first_s
     return Arrival(
         at_s=at_s,
         spec=replace(spec, request_id=f"r{index}", sampling=sampling, sent_s=at_s),

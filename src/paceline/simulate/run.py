@@ -21,13 +21,14 @@ from paceline.core.config import SchedulerConfig
 from paceline.core.policies.registry import ALIASES
 from paceline.core.protocols import CostModel
 from paceline.core.scheduler import Scheduler
+from paceline.core.shape import StepShape
 from paceline.cost.online import OnlineCost
 from paceline.errors import ConfigError
 from paceline.measure import capacity
 from paceline.measure.analysis import analyse
 from paceline.measure.capacity import Answer, Capacity, SearchSettings, find_capacity, judge_trial
 from paceline.measure.folder import RunFolder, refuse_taken, write_atomically
-from paceline.measure.plan import BenchPlan
+from paceline.measure.plan import Arrivals, BenchPlan
 from paceline.measure.schedule import Arrival, build_schedule
 from paceline.measure.sweep import at_load
 from paceline.simulate.drive import Limits, OnProgress, Simulated, drive
@@ -60,7 +61,7 @@ class EngineSetup:
     def make(self, seed: int, make_scheduler: MakeScheduler = Scheduler) -> Replica:
         """A fresh engine, warmed up."""
         asks = ALIASES.get(self.config.policy, self.config.policy) in ASKS
-        learns = (self.cost if self.oracle else OnlineCost()) if asks else None
+        learns = (_Oracle(self.cost) if self.oracle else OnlineCost()) if asks else None
         replica = Replica(
             "engine",
             self.config,
@@ -74,10 +75,31 @@ class EngineSetup:
         return replica
 
 
+class _Oracle:
+    """A cost model that has nothing to learn."""
+
+    ready = True
+
+    def __init__(self, law: CostModel) -> None:
+        self.predict = law.predict
+
+    def observe(self, shape: StepShape, seconds: float) -> None:
+        """It knew."""
+
+    def errors(self) -> tuple[float, float]:
+        """None."""
+        return 0.0, 0.0
+
+
 def traffic_of(plan: BenchPlan, setup: EngineSetup) -> tuple[Traffic, list[Arrival]]:
     """The requests of a plan, and the schedule behind them (none of a call log). Raises ConfigError."""
-    if plan.trace is not None and is_call_log(plan.trace.path):
-        return recorded(plan.trace.path), []
+    trace = plan.trace
+    if trace is not None and is_call_log(trace.path):
+        if plan.load.arrivals is not Arrivals.TRACE:
+            raise ConfigError(
+                f"{trace.path} is a call log, which has its own times: leave --rate and --concurrency out"
+            )
+        return recorded(trace.path, speed=trace.speed, skip=trace.skip, limit=trace.limit), []
     schedule = build_schedule(plan)
     traffic = PlannedTraffic(
         schedule,
