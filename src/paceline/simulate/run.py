@@ -96,9 +96,7 @@ def traffic_of(plan: BenchPlan, setup: EngineSetup) -> tuple[Traffic, list[Arriv
     trace = plan.trace
     if trace is not None and is_call_log(trace.path):
         if plan.load.arrivals is not Arrivals.TRACE:
-            raise ConfigError(
-                f"{trace.path} is a call log, which has its own times: leave --rate and --concurrency out"
-            )
+            raise ConfigError(f"{trace.path} is a call log, which has its own times: give no --rate or --concurrency")
         return recorded(trace.path, speed=trace.speed, skip=trace.skip, limit=trace.limit), []
     schedule = build_schedule(plan)
     traffic = PlannedTraffic(
