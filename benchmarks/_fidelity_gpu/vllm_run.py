@@ -63,8 +63,8 @@ class Figures:
 @cache
 def requests() -> tuple[Request, ...]:
     """The recorded run. Prompts are made up: they share what the recorded 16-token blocks say."""
-    times = [json.loads(line) for line in (FOLDER / "RTX4090_Llama-3.1-8B.requests.jsonl").open()]
-    lengths = [json.loads(line) for line in (FOLDER / "sharegpt-llama-3.1-8b-300-sps10.lengths.jsonl").open()]
+    times = _lines("RTX4090_Llama-3.1-8B.requests.jsonl")
+    lengths = _lines("sharegpt-llama-3.1-8b-300-sps10.lengths.jsonl")
     start_s = min(row["queued_ts"] for row in times)
     return tuple(
         Request(
@@ -140,6 +140,10 @@ def _figures(chosen: list[Request]) -> Figures:
         ttft_p50_s=percentile(waits, 0.5),
         ttft_p90_s=percentile(waits, 0.9),
     )
+
+
+def _lines(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (FOLDER / name).read_text().splitlines()]
 
 
 def _prompt(tokens: int, blocks: list[Any], own: int) -> tuple[int, ...]:

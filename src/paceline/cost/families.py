@@ -29,7 +29,7 @@ class Family:
 # Fitted on measured kernels of vLLM 0.14 on A100 and H100 SXM (docs/efficiency.md has the errors on the rows left out).
 _AMPERE = Family(
     flops_per_sm=312e12 / 108,
-    gemm=GemmCurve(3.5e-6, 0.10e-6, 1.7e-6, hbm_share=0.69, l2_ratio=1.8, half_intensity=12.2),
+    gemm=GemmCurve(3.5e-6, 0.10e-6, 1.7e-6, hbm_share=0.72, l2_ratio=1.8, half_intensity=12.2),
     decode=DecodeCurve(
         11.4e-6,
         3.5e-6,
