@@ -162,10 +162,10 @@ def main() -> None:
     if not args.trace.is_file():
         raise SystemExit(f"{args.trace} is not here; give --trace")
     report = Report("frontier", args)
-    requests = 400 if args.quick else 2000
+    requests = 400 if args.quick else 1500
     natural = plan_of(args.trace, requests, 1.0)
     rate = natural_rate(natural)
-    rates = (4, 10, 16) if args.quick else (2, 5, 8, 10, 12, 14, 16, 18, 20, 22, 24)
+    rates = (4, 10, 16) if args.quick else (2, 6, 10, 12, 14, 16, 18, 20, 22)
     found: dict[str, list[Point]] = {}
     for arm in ARMS:
         found[arm.label] = [run(arm, plan_of(args.trace, requests, wanted / rate), float(wanted)) for wanted in rates]

@@ -11,25 +11,18 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
 
 from paceline.core.step import FinishReason
-from paceline.measure.progress import Progress
 from paceline.measure.records import ErrorClass, RequestRecord, ScrapeRecord
 from paceline.simulate.ledger import Ended, Ledger
 from paceline.simulate.overheads import Overheads
+from paceline.simulate.progress import Backlog, OnProgress, Show
 from paceline.simulate.replica import Replica, Turn
 from paceline.simulate.traffic import Arrival, Traffic
 from paceline.simulate.usage import UsageReport
-
-WINDOW_S = 60.0  # over which the pace of starts is looked at
-PROGRESS_EVERY = 512  # turns between two looks at the wall clock
-PROGRESS_S = 0.25  # of wall clock between two progress reports
-
-OnProgress = Callable[[Progress], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +83,8 @@ class _Driver:
         self._sent = 0
         self._now = 0.0
         self._scrapes = _Scrapes(replica, limits.scrape_every_s)
-        self._backlog = _Backlog(limits.overload_s)
-        self._show = _Show(on_progress, traffic.total)
+        self._backlog = Backlog(limits.overload_s)
+        self._show = Show(on_progress, traffic.total)
 
     def run(self) -> str:
         """Until nothing is left to happen; how it ended."""
@@ -126,7 +119,7 @@ class _Driver:
         elif left:
             self._ledger.cut_off(self._now, ErrorClass.CANCELLED)
         self._scrapes.take(self._now)
-        self._show.last(self._now, self._sent, self._ledger)
+        self._show.last(self._now, *self._counts)
         return Simulated(
             records=self._ledger.records,
             scrapes=self._scrapes.rows,
@@ -168,8 +161,14 @@ class _Driver:
             stats = self._replica.scheduler.stats()
             waiting = stats.num_waiting + len(self._replica.inbox)
             self._backlog.look(now_s, self._sent - waiting, waiting, more=self._traffic.next_s < inf)
-        self._show.maybe(now_s, self._sent, self._ledger)
+        self._show.maybe(now_s, *self._counts)
         return ended or self._backlog.hopeless
+
+    @property
+    def _counts(self) -> tuple[int, int, int, int]:
+        """Sent, in flight, ended, failed."""
+        ledger = self._ledger
+        return self._sent, len(ledger.open), len(ledger.records), ledger.failed
 
     def _ended(self, turn: Turn) -> None:
         over: list[Ended] = []
@@ -187,31 +186,6 @@ class _Driver:
             _, name = self._given_up.popleft()
             if name in self._ledger.open:
                 self._replica.cancel(name, now_s)
-
-
-class _Backlog:
-    """Whether those who wait become more and more, for ever."""
-
-    def __init__(self, most_s: float) -> None:
-        self._most_s = most_s
-        self._seen: deque[tuple[float, int]] = deque()  # (time, requests started so far)
-        self.hopeless = False
-        self.why = ""
-
-    def look(self, now_s: float, started: int, waiting: int, *, more: bool) -> None:
-        seen = self._seen
-        seen.append((now_s, started))
-        while now_s - seen[0][0] > WINDOW_S:
-            then_s, before = seen.popleft()
-            if not more or not waiting:
-                continue
-            pace = max(started - before, 1) / (now_s - then_s)  # at least one: a step may be long
-            if waiting / pace > self._most_s:
-                self.hopeless = True
-                self.why = (
-                    f"{waiting:,} requests wait, {pace:.3g} a second are started, and more are to come "
-                    f"(they would wait longer than {self._most_s:g} s)"
-                )
 
 
 class _Scrapes:
@@ -236,35 +210,3 @@ class _Scrapes:
         }
         self.rows.append(ScrapeRecord(t_s=now_s, values={name: float(value) for name, value in values.items()}))
         self.due_s = now_s + self._every_s
-
-
-class _Show:
-    """Tells whoever watches, a few times a second of the wall clock."""
-
-    def __init__(self, on_progress: OnProgress | None, total: int | None) -> None:
-        self._tell = on_progress
-        self._progress = Progress(stage="running", planned=total or 0)
-        self._turns = 0
-        self._told = 0.0
-
-    def maybe(self, now_s: float, sent: int, ledger: Ledger) -> None:
-        self._turns += 1
-        if self._tell is None or self._turns % PROGRESS_EVERY:
-            return
-        now = time.perf_counter()
-        if now - self._told >= PROGRESS_S:
-            self._told = now
-            self._fill(now_s, sent, ledger)
-
-    def last(self, now_s: float, sent: int, ledger: Ledger) -> None:
-        if self._tell is not None:
-            self._progress.stage = "done"
-            self._fill(now_s, sent, ledger)
-
-    def _fill(self, now_s: float, sent: int, ledger: Ledger) -> None:
-        assert self._tell is not None
-        progress = self._progress
-        progress.elapsed_s, progress.sent, progress.in_flight = now_s, sent, len(ledger.open)
-        progress.done, progress.failed = len(ledger.records), ledger.failed
-        progress.rate = sent / now_s if now_s > 0.0 else None
-        self._tell(progress)

@@ -28,7 +28,7 @@ from paceline.measure.report.html import figures as figure_grid
 from paceline.measure.report.runpage import GLOSSARY
 from paceline.measure.report.svg import Axis, Plot, Point, near_axis, share, time_axis
 from paceline.measure.sweep import at_load
-from paceline.simulate.drive import OnProgress
+from paceline.simulate.progress import OnProgress
 from paceline.simulate.run import EngineSetup, simulate
 
 INDEX = "family.json"

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from paceline.core.pace import Pace
 from paceline.core.step import Accepted, Finish, FinishReason, Rejected, RejectReason, StepEvents
-from paceline.measure.records import ErrorClass, RequestRecord, Usage
+from paceline.measure.records import Attempt, ErrorClass, RequestRecord, Usage
 from paceline.simulate.overheads import Overheads
 from paceline.simulate.paced import paced
 from paceline.simulate.traffic import Arrival
@@ -119,47 +119,64 @@ class Ledger:
         cached: int | None = None,
     ) -> Ended:
         arrival, heard = self._open.pop(name), tuple(self._heard.pop(name))
-        if (pace := self._paces.pop(name, None)) is not None:
-            heard = paced(heard, max(at_s + self._after_s, heard[-1] if heard else at_s), pace)
         closed_s = max(at_s + self._after_s, heard[-1] if heard else at_s)
-        ones, kinds, rows, chars = _columns(len(heard))
-        spec, planned = arrival.spec, arrival.planned
+        if (pace := self._paces.pop(name, None)) is not None:
+            heard = paced(heard, closed_s, pace)
         self.failed += error is not None
         self.records.append(
-            RequestRecord(
-                id=name,
-                index=arrival.index,
-                turn=arrival.turn,
-                turns=planned.turns if planned is not None else 1,
-                tenant=spec.tenant,
-                traffic_class=spec.traffic_class,
-                prefix_group=planned.prefix if planned is not None else "",
-                first_wave=arrival.first_wave,
-                prompt_tokens_wanted=len(spec.prompt),
-                output_tokens_wanted=arrival.output_tokens,
-                length_forced=True,
-                prompt_chars=CHARS * len(spec.prompt),
-                scheduled_s=arrival.at_s,
-                dispatched_s=arrival.sent_s,
-                cap_wait_s=arrival.sent_s - arrival.at_s,
-                written_s=arrival.sent_s,
-                headers_s=heard[0] if heard else closed_s,
-                closed_s=closed_s,
-                status=status,
-                error=error,
-                error_message=why[:300],
-                finish_reason=reason,
-                done_seen=error is None,
-                usage=Usage(prompt_tokens=len(spec.prompt), completion_tokens=len(heard), cached_tokens=cached),
-                read_s=heard,
-                read_bytes=chars,
-                kinds=kinds,
-                row_reads=rows,
-                row_chars=chars,
-                row_tokens=ones,
-            )
+            record_of(arrival, heard, closed_s, error=error, why=why, status=status, reason=reason, cached=cached)
         )
         return Ended(arrival, closed_s, error is None)
+
+
+def record_of(
+    arrival: Arrival,
+    heard: tuple[float, ...],
+    closed_s: float,
+    *,
+    error: ErrorClass | None = None,
+    why: str = "",
+    status: int = 200,
+    reason: str | None = None,
+    cached: int | None = None,
+    attempts: tuple[Attempt, ...] = (),
+) -> RequestRecord:
+    """The record of a request whose client read a token at each time of `heard`, and the end at `closed_s`."""
+    ones, kinds, rows, chars = _columns(len(heard))
+    spec, planned = arrival.spec, arrival.planned
+    return RequestRecord(
+        id=spec.request_id,
+        index=arrival.index,
+        turn=arrival.turn,
+        turns=planned.turns if planned is not None else 1,
+        tenant=spec.tenant,
+        traffic_class=spec.traffic_class,
+        prefix_group=planned.prefix if planned is not None else "",
+        first_wave=arrival.first_wave,
+        prompt_tokens_wanted=len(spec.prompt),
+        output_tokens_wanted=arrival.output_tokens,
+        length_forced=True,
+        prompt_chars=CHARS * len(spec.prompt),
+        scheduled_s=arrival.at_s,
+        dispatched_s=arrival.sent_s,
+        cap_wait_s=arrival.sent_s - arrival.at_s,
+        written_s=arrival.sent_s,
+        headers_s=heard[0] if heard else closed_s,
+        closed_s=closed_s,
+        status=status,
+        error=error,
+        error_message=why[:300],
+        finish_reason=reason,
+        done_seen=error is None,
+        usage=Usage(prompt_tokens=len(spec.prompt), completion_tokens=len(heard), cached_tokens=cached),
+        attempts=attempts,
+        read_s=heard,
+        read_bytes=chars,
+        kinds=kinds,
+        row_reads=rows,
+        row_chars=chars,
+        row_tokens=ones,
+    )
 
 
 @lru_cache(maxsize=8192)

@@ -31,8 +31,9 @@ from paceline.measure.folder import RunFolder, refuse_taken, write_atomically
 from paceline.measure.plan import Arrivals, BenchPlan
 from paceline.measure.schedule import Arrival, build_schedule
 from paceline.measure.sweep import at_load
-from paceline.simulate.drive import Limits, OnProgress, Simulated, drive
+from paceline.simulate.drive import Limits, Simulated, drive
 from paceline.simulate.overheads import Overheads
+from paceline.simulate.progress import OnProgress
 from paceline.simulate.recorded import is_call_log, recorded
 from paceline.simulate.replica import Replica
 from paceline.simulate.results import write_run
@@ -58,10 +59,19 @@ class EngineSetup:
     default_class: str = "standard"
     call_log: str | None = None  # write every scheduler call here
 
+    @property
+    def asks(self) -> bool:
+        """Whether its policy asks the scheduler's cost model."""
+        return ALIASES.get(self.config.policy, self.config.policy) in ASKS
+
+    @property
+    def knowing(self) -> CostModel:
+        """A scheduler's cost model that knows the hardware's law."""
+        return _Oracle(self.cost)
+
     def make(self, seed: int, make_scheduler: MakeScheduler = Scheduler) -> Replica:
         """A fresh engine, warmed up."""
-        asks = ALIASES.get(self.config.policy, self.config.policy) in ASKS
-        learns = (_Oracle(self.cost) if self.oracle else OnlineCost()) if asks else None
+        learns = (self.knowing if self.oracle else OnlineCost()) if self.asks else None
         replica = Replica(
             "engine",
             self.config,

@@ -203,6 +203,8 @@ class Fleet:
     def _take(self, now_s: float, member: Member, turn: Turn) -> None:
         """What came of a turn: tokens first, then ends."""
         ledger, journeys = self._ledgers[member.role], self._journeys
+        for answer in turn.accepted:
+            journeys[answer.request_id].pace = answer.pace
         if turn.events is not None:
             total = 0
             for request_id, tokens in zip(turn.events.ids, turn.events.tokens, strict=True):

@@ -6,6 +6,7 @@ import itertools
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
+from paceline.core.pace import Pace
 from paceline.core.step import Finish, Rejected, RequestSpec
 from paceline.route.policies.base import Ask
 from paceline.simulate.backend import OUTPUT
@@ -52,6 +53,7 @@ class Journey:
     reloaded_tokens: int = 0  # of those, fetched from a slower tier
     preemptions: int = 0
     here: int = 0  # tokens it got at the replica where it is now
+    pace: Pace | None = None  # at which its client is shown tokens; `token_s` is when they were made
     transfer_s: float = 0.0  # between prefill and decode: waiting for room, and the wire
 
     @property
