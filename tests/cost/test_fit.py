@@ -20,7 +20,7 @@ from paceline.core.sampling import SamplingParams
 from paceline.core.shape import StepShape
 from paceline.core.step import RequestSpec, StepResult
 from paceline.cost.fit import Calibration, Overheads, fit, load_calibration
-from paceline.cost.fitted import FittedCost
+from paceline.cost.fitted import QUANTILES, Band, FittedCost, Term
 from paceline.cost.nonnegative import solve_non_negative
 from paceline.cost.recorded import StepRow, read_call_times, rows_of_timeline
 from paceline.errors import ConfigError
@@ -158,6 +158,29 @@ def test_the_solver_meets_the_conditions_of_an_optimum(seed: int, size: int) -> 
     assert (weights >= 0.0).all()
     assert (gradient >= -1e-6).all(), "no weight should grow"
     assert (abs(gradient[weights > 0.0]) < 1e-6).all(), "none that is there should change"
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(("step", "rows", "chunk", "context", "pairs", "tokens_to", "tokens_beyond")),
+            st.sampled_from((0.0, 2.0, 3.0, 16.0, 100.0)),
+            st.floats(0.0, 1.0),
+        ),
+        max_size=12,
+    ),
+    st.integers(1, 200),
+    st.integers(0, 1),
+)
+def test_the_quick_sum_is_the_sum_of_the_terms(
+    terms: list[tuple[str, float, float]], tokens: int, chunked: int
+) -> None:
+    band = Band("decode", 1.0, 1, (1.0,) * len(QUANTILES))
+    cost = FittedCost([Term(*term) for term in terms], [band], {})
+    shape = StepShape(tokens, 3, 500, 77 * chunked)
+    told = sum(term.weight * term.value(shape) for term in cost.terms)
+    assert cost.seconds(shape) == pytest.approx(told, abs=1e-9)
 
 
 def test_too_few_steps_are_refused() -> None:

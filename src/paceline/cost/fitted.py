@@ -26,6 +26,7 @@ QUANTILES = (
     *(0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 0.99, 1.0),
 )
 LOW, HIGH = QUANTILES.index(0.05), QUANTILES.index(0.95)
+_PLAIN = ("step", "rows", "chunk", "context", "pairs")  # features without a knot
 SLACK = 1.1  # how far beyond the largest step seen the model still counts as asked inside
 
 
@@ -112,6 +113,8 @@ class FittedCost:
         self.ranges = dict(ranges)
         self.persistence = persistence
         self._errors = errors
+        self._plain = tuple(sum(t.weight for t in self.terms if t.feature == name) for name in _PLAIN)
+        self._knots, self._pieces = _pieces(self.terms)
         self._by_kind = {
             kind: tuple(band for band in self.bands if band.kind == kind) or self.bands for kind in (DECODE, PREFILL)
         }
@@ -123,15 +126,18 @@ class FittedCost:
         return True
 
     def seconds(self, shape: StepShape) -> float:
-        """The expected time alone."""
-        return sum([term.weight * term.value(shape) for term in self.terms])
+        """The expected time alone: what `terms` sum up to."""
+        step, rows, chunk, context, pairs = self._plain
+        start, slope = self._pieces[bisect_left(self._knots, shape.tokens)]
+        seconds = step + rows * shape.rows + context * shape.context + start + slope * shape.tokens
+        return seconds + chunk + pairs * shape.pairs if shape.pairs else seconds
 
     def predict(self, shape: StepShape) -> Estimate:
         """Expected seconds, the range of nine in ten steps of this kind and size, and whether such were seen."""
         seconds = self.seconds(shape)
         ratios = self.band(shape).ratios
-        known = kind_of(shape) in self.ranges and self.ranges[kind_of(shape)].holds(shape)
-        return Estimate(seconds, seconds * ratios[LOW], seconds * ratios[HIGH], known)
+        seen = self.ranges.get(kind_of(shape))
+        return Estimate(seconds, seconds * ratios[LOW], seconds * ratios[HIGH], seen is not None and seen.holds(shape))
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Nothing: refit from a longer recording instead."""
@@ -183,6 +189,22 @@ class FittedCost:
         for term in terms:
             term.value(StepShape())  # an unknown feature is told now, not in the middle of a simulation
         return cls(terms, bands, ranges, errors=errors, persistence=persistence)
+
+
+def _pieces(terms: Sequence[Term]) -> tuple[list[float], list[tuple[float, float]]]:
+    """The terms in tokens as one piecewise linear function: knots; (start, slope) up to each and beyond the last."""
+    knots = sorted({term.knot for term in terms if term.feature.startswith("tokens")})
+    pieces = []
+    for place in range(len(knots) + 1):
+        start = slope = 0.0
+        for term in terms:
+            beyond = place > 0 and term.knot <= knots[place - 1]
+            if term.feature == "tokens_to":
+                start, slope = (start + term.weight * term.knot, slope) if beyond else (start, slope + term.weight)
+            elif term.feature == "tokens_beyond" and beyond:
+                start, slope = start - term.weight * term.knot, slope + term.weight
+        pieces.append((start, slope))
+    return knots, pieces
 
 
 class Noise:
