@@ -100,6 +100,8 @@ def _add(parser: argparse.ArgumentParser) -> None:
 def carry_out(bench: Bench, parts: list[str]) -> int:
     """Measure what is missing, then tell what is there: also when time runs out, or on Ctrl-C. The exit code."""
     report, code = bench.report, 0
+    if bench.size is SMOKE:
+        report.note("smoke", "these sizes prove nothing but that every part works")
     report.note("time, on two AVX2 cores", f"about {_left_s(bench, parts) / 60:.0f} min of what is not measured yet")
     try:
         bench.scenario = streams.measure_scenario(bench)
