@@ -62,7 +62,7 @@ class Size:
     repeats: int
 
 
-FULL, QUICK = Size(120.0, 50.0, 60, 3), Size(15.0, 4.0, 4, 2)
+FULL, QUICK = Size(120.0, 45.0, 60, 3), Size(15.0, 4.0, 4, 2)
 
 
 @dataclass(frozen=True)
