@@ -17,7 +17,7 @@ cost          how far the cost model is off in steady traffic
 Every preset runs at its vendor's default and at settings that should suit it best: beating defaults proves little. A
 server is started for each; `paceline bench`'s own code drives it. Results go to --out one by one, and what is there is
 not measured again: an interrupted run is taken up by the same command. With --minutes nothing is begun that would end
-later; with --lean presets have fewer settings, which halves the time. Figures are written beside the results.
+later; with --lean presets have fewer settings, which takes two thirds of the time. Figures are written beside the results.
 docs/interference.md defines every number.
 
 --quick is slo and one preset in this process, without a server, in less than a minute; nothing is kept. --smoke goes
@@ -92,7 +92,7 @@ def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=Path("results/interference"), help="where results are kept")
     parser.add_argument("--part", choices=tuple(PARTS), action="append", help="repeatable; all, in order, by default")
     parser.add_argument("--minutes", type=float, default=90.0, help="begin nothing that would end later (90)")
-    parser.add_argument("--lean", action="store_true", help="fewer settings of each preset: half the time")
+    parser.add_argument("--lean", action="store_true", help="fewer settings of each preset: two thirds of the time")
     parser.add_argument("--smoke", action="store_true", help="every part in small, to see that it works")
     parser.add_argument("--trace", type=Path, default=TRACE, help="the Azure conversation trace of 2023, as CSV")
 
