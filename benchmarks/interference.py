@@ -17,8 +17,8 @@ cost          how far the cost model is off in steady traffic
 Every preset runs at its vendor's default and at settings that should suit it best: beating defaults proves little. A
 server is started for each; `paceline bench`'s own code drives it. Results go to --out one by one, and what is there is
 not measured again: an interrupted run is taken up by the same command. With --minutes nothing is begun that would end
-later; with --lean presets have fewer settings, which takes two thirds of the time. Figures are written beside the results.
-docs/interference.md defines every number.
+later; with --lean presets have fewer settings, which takes two thirds of the time. Figures are written beside the
+results. docs/interference.md defines every number.
 
 --quick is slo and one preset in this process, without a server, in less than a minute; nothing is kept. --smoke goes
 through every part in a few minutes, with sizes that prove nothing.
