@@ -21,10 +21,11 @@ from paceline.measure.plan import BenchPlan
 if TYPE_CHECKING:
     from paceline.cost.deployment import Deployment
     from paceline.cost.fit import Calibration
+    from paceline.simulate.many import FleetSetup
     from paceline.simulate.run import EngineSetup
 
 GIB = 1 << 30
-_ENGINE, _AROUND = "Engine", "Around the engine"
+_ENGINE, _AROUND, _FLEET = "Engine", "Around the engine", "Several engines"
 R = TypeVar("R")
 
 # What of `paceline bench` has a meaning here: load, prompts and judging. A real client's needs do not.
@@ -86,6 +87,19 @@ class EngineOptions:
     ] = "600s"
 
 
+@dataclass(frozen=True, kw_only=True)
+class FleetOptions:
+    """How many engines, all alike."""
+
+    replicas: Annotated[int, _option(_FLEET, "Engines behind one router.")] = 1
+    router: Annotated[
+        str, _option(_FLEET, "round_robin, least_load, power_of_two, prefix_aware, sticky or random.")
+    ] = "least_load"
+    prefill: Annotated[int, _option(_FLEET, "Engines for prompts alone, with --decode in place of --replicas.")] = 0
+    decode: Annotated[int, _option(_FLEET, "Engines for all tokens after the first.")] = 0
+    network_gbs: Annotated[float, _option(_FLEET, "GB/s of each engine, for KV that is handed over.")] = 50.0
+
+
 def takes(kind: type, name: str, only: Iterable[str] = ()) -> Callable[[Callable[..., R]], Callable[..., R]]:
     """Give a command the fields of a dataclass as options of its own; it receives the object as `name`."""
     hints = get_type_hints(kind, include_extras=True)
@@ -116,6 +130,20 @@ def takes(kind: type, name: str, only: Iterable[str] = ()) -> Callable[[Callable
         return wrapper
 
     return decorate
+
+
+def fleet_of(options: FleetOptions, setup: EngineSetup) -> FleetSetup:
+    """The fleet that the options describe."""
+    from paceline.simulate.many import FleetSetup
+
+    return FleetSetup(
+        replicas=0 if options.prefill or options.decode else options.replicas,
+        router=options.router,
+        prefill=options.prefill,
+        decode=options.decode,
+        network_bytes_per_s=options.network_gbs * 1e9,
+        kv_bytes_per_token=setup.kv_bytes_per_token,
+    )
 
 
 def plan_of(load: BenchOptions, setup: EngineSetup, *, needs_load: bool = True) -> BenchPlan:
@@ -174,6 +202,7 @@ def _analytic(options: EngineOptions, scheduler: SchedulerSettings, kv: KVSettin
             "quantization": deployment.weights,
         },
         overheads=Overheads(before_s=before, after_s=after),
+        kv_bytes_per_token=deployment.kv_bytes_per_token,
         **_around(options, scheduler),
     )
 

@@ -26,7 +26,7 @@ from paceline.simulate.ledger import record_of
 from paceline.simulate.overheads import Overheads
 from paceline.simulate.paced import paced
 from paceline.simulate.progress import Backlog, OnProgress, Show
-from paceline.simulate.run import EngineSetup
+from paceline.simulate.run import EngineSetup, Simulator
 from paceline.simulate.traffic import Arrival, Traffic
 from paceline.simulate.usage import UsageReport
 
@@ -71,6 +71,15 @@ class FleetSetup:
             return [(f"engine-{i}", engine) for i in range(self.replicas)]
         prefill = [(f"prefill-{i}", replace(engine, role=Role.PREFILL)) for i in range(self.prefill)]
         return prefill + [(f"decode-{i}", replace(engine, role=Role.DECODE)) for i in range(self.decode)]
+
+
+def simulator_of(fleet: FleetSetup) -> Simulator | None:
+    """For `run.simulate`: what serves the traffic; None where one engine does."""
+    if fleet.alone:
+        return None
+    return lambda traffic, setup, seed, on_progress: simulate_fleet(
+        traffic, setup, fleet, seed=seed, on_progress=on_progress
+    )
 
 
 class _Overloaded(Exception):

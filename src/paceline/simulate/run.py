@@ -40,6 +40,7 @@ from paceline.simulate.results import write_run
 from paceline.simulate.traffic import PlannedTraffic, Traffic
 
 MakeScheduler = Callable[[SchedulerConfig, CostModel | None], Scheduler]
+Simulator = Callable[[Traffic, "EngineSetup", int, OnProgress | None], Simulated]
 ASKS = frozenset(("slo",))  # policies that ask the scheduler's cost model
 
 
@@ -58,6 +59,7 @@ class EngineSetup:
     class_shares: Mapping[str, float] = field(default_factory=dict)
     default_class: str = "standard"
     call_log: str | None = None  # write every scheduler call here
+    kv_bytes_per_token: float = 0.0  # over all chips of the engine, for KV that is handed to another
 
     @property
     def asks(self) -> bool:
@@ -126,12 +128,16 @@ def simulate(
     out: str | Path,
     on_progress: OnProgress | None = None,
     *,
+    simulator: Simulator | None = None,
     labels: Mapping[str, str] | None = None,
     parent: str | None = None,
 ) -> tuple[RunFolder, Simulated]:
-    """Simulate a plan and write its run folder. Raises ConfigError for what cannot be simulated or written."""
+    """Simulate a plan and write its run folder. Raises ConfigError for what cannot be simulated or written.
+
+    `simulator` serves the traffic with something else than one engine: a fleet (`many.py`).
+    """
     refuse_taken(Path(out))
-    result, schedule = simulate_only(plan, setup, on_progress)
+    result, schedule = simulate_only(plan, setup, on_progress, simulator)
     folder = write_run(
         out, result, plan, target=setup.target, engine=_insides(setup), schedule=schedule, labels=labels, parent=parent
     )
@@ -139,10 +145,15 @@ def simulate(
 
 
 def simulate_only(
-    plan: BenchPlan, setup: EngineSetup, on_progress: OnProgress | None = None
+    plan: BenchPlan,
+    setup: EngineSetup,
+    on_progress: OnProgress | None = None,
+    simulator: Simulator | None = None,
 ) -> tuple[Simulated, list[Arrival]]:
     """Simulate a plan and write nothing."""
     traffic, schedule = traffic_of(plan, setup)
+    if simulator is not None:
+        return simulator(traffic, setup, plan.seed, on_progress), schedule
     limits = replace(setup.limits, timeout_s=plan.client.timeout_s)
     with _scheduler_maker(setup.call_log) as make_scheduler:
         replica = setup.make(plan.seed, make_scheduler)
@@ -170,6 +181,7 @@ def find_rate(
     settings: SearchSettings,
     on_progress: OnProgress | None = None,
     on_trial: Callable[[float, int, Answer, str], None] | None = None,
+    simulator: Simulator | None = None,
 ) -> Capacity:
     """The highest rate at which the plan's gates hold: a run folder a trial, and capacity.json beside them.
 
@@ -185,7 +197,9 @@ def find_rate(
         name = f"rate-{rate:g}-{attempt}"
         each = msgspec.structs.replace(at_load(plan, "rate", rate, ""), seed=plan.seed + attempt)
         labels = {"capacity": f"{rate:g}", "attempt": str(attempt)}
-        run, result = simulate(each, setup, folder / name, on_progress, labels=labels, parent=folder.name)
+        run, result = simulate(
+            each, setup, folder / name, on_progress, simulator=simulator, labels=labels, parent=folder.name
+        )
         if result.ended == "interrupted":
             return Answer.STOPPED, "stopped", name
         if result.ended == "overloaded":

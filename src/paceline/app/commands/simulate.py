@@ -2,6 +2,7 @@
 
     paceline simulate llama-3-8b --chip h100 --rate 8 --duration 5min
     paceline simulate llama-3-8b --chip h100 --trace azure.csv --compare policy=slo,decode_first
+    paceline simulate llama-3-8b --chip h100 --replicas 4 --router prefix_aware --trace mooncake.jsonl
     paceline simulate capacity llama-3-8b --chip h100 --slo "ttft<=1s, itl_p99<=50ms"
 
 Exit codes of a run are those of `paceline bench`: 0 PASS, 1 FAIL, 2 UNDECIDED or DEGRADED, 3 INVALID.
@@ -16,7 +17,7 @@ import typer
 
 from paceline.app.config import Resolved
 from paceline.app.options import with_settings
-from paceline.app.simulating import LOAD_OPTIONS, EngineOptions, plan_of, setup_of, takes
+from paceline.app.simulating import LOAD_OPTIONS, EngineOptions, FleetOptions, fleet_of, plan_of, setup_of, takes
 from paceline.errors import ConfigError
 from paceline.measure.cli_base import BenchGroup, Report, console_for, out_folder, put_json, view_for
 from paceline.measure.options import BenchOptions, usage_error
@@ -24,7 +25,7 @@ from paceline.measure.options import BenchOptions, usage_error
 group = typer.Typer(
     name="simulate",
     cls=BenchGroup,
-    help="Simulate an engine under a load: the real scheduler on a virtual clock.",
+    help="Simulate engines under a load: the real scheduler on a virtual clock.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,10 +48,12 @@ def _named(engine: EngineOptions, word: str | None) -> EngineOptions:
 @group.command("run")
 @with_settings("scheduler", "kv")
 @takes(EngineOptions, "engine")
+@takes(FleetOptions, "fleet")
 @takes(BenchOptions, "load", LOAD_OPTIONS)
 def run_command(
     resolved: Resolved,
     engine: EngineOptions,
+    fleet: FleetOptions,
     load: BenchOptions,
     word: ModelWord = None,
     compare: Annotated[
@@ -65,16 +68,20 @@ def run_command(
     from paceline.measure.analysis import analyse
     from paceline.measure.console import print_analysis
     from paceline.measure.report.write import run_json, write_run
+    from paceline.simulate.many import simulator_of
     from paceline.simulate.run import simulate
 
     setup = setup_of(_named(engine, word), resolved.settings.scheduler, resolved.settings.kv)
+    simulator = simulator_of(fleet_of(fleet, setup))
     if compare is not None:
+        if simulator is not None:
+            raise usage_error("policies are compared on one engine", "--compare")
         raise typer.Exit(_compare(compare, rates, load, setup, report=report))
     if rates is not None:
         raise usage_error("several rates need --compare", "--rates")
     plan = plan_of(load, setup)
     with view_for(f"simulate {setup.target['model']}", load.quiet) as view:
-        folder, result = simulate(plan, setup, out_folder(load, "simulation"), view)
+        folder, result = simulate(plan, setup, out_folder(load, "simulation"), view, simulator=simulator)
     analysis = analyse(folder)
     console = console_for(err=load.as_json)
     if load.as_json:
@@ -130,10 +137,12 @@ def _numbers(text: str | None) -> list[float]:
 @group.command("capacity")
 @with_settings("scheduler", "kv")
 @takes(EngineOptions, "engine")
+@takes(FleetOptions, "fleet")
 @takes(BenchOptions, "load", LOAD_OPTIONS)
 def capacity_command(
     resolved: Resolved,
     engine: EngineOptions,
+    fleet: FleetOptions,
     load: BenchOptions,
     word: ModelWord = None,
     low: Annotated[float, typer.Option(help="Rate to begin with; if it does not hold, the answer is none.")] = 0.5,
@@ -148,6 +157,7 @@ def capacity_command(
     from paceline.measure.capacity import Answer, SearchSettings
     from paceline.measure.console import print_capacity
     from paceline.measure.report.write import capacity_json, write_capacity
+    from paceline.simulate.many import simulator_of
     from paceline.simulate.run import find_rate
 
     if not load.gate:
@@ -156,13 +166,15 @@ def capacity_command(
         load = dataclasses.replace(load, gate=[f"goodput >= {attainment}"])
     setup = setup_of(_named(engine, word), resolved.settings.scheduler, resolved.settings.kv)
     plan = plan_of(load, setup, needs_load=False)
+    settings = SearchSettings(low, high, resolution, attempts, confirmations)
+    simulator = simulator_of(fleet_of(fleet, setup))
     out = out_folder(load, "capacity")
     with view_for(f"capacity of {setup.target['model']}", load.quiet) as view:
 
         def show(rate: float, attempt: int, answer: Answer, why: str) -> None:
             view.note(f"{rate:g}/s, run {attempt}: {answer.value}  {why}")
 
-        found = find_rate(plan, setup, out, SearchSettings(low, high, resolution, attempts, confirmations), view, show)
+        found = find_rate(plan, setup, out, settings, view, show, simulator)
     console = console_for(err=load.as_json)
     if load.as_json:
         put_json(capacity_json(found))
