@@ -225,10 +225,10 @@ def main() -> int:
     gain = per_price[top] / per_price[base]
     paper.row(f"most for the money: {top} over {base}", 1.4 / 0.8, gain, "x", holds=gain > 1.0)
     paper.note(
-        "Directions hold and the gains are smaller, because ours is a fifth of the cluster. A limit of six times what a "
-        "short prompt takes alone leaves little room for a queue, and a pool of four prompt machines queues at a load at "
-        "which thirty do not; and with eight or fourteen machines the best division falls between two whole ones. The "
-        "paper also moves machines between its pools as the load shifts; ours stay."
+        "Directions hold and the gains are smaller, because ours is a fifth of the cluster. A limit of six times what "
+        "a short prompt takes alone leaves little room for a queue, and a pool of four prompt machines queues at a load"
+        " at which thirty do not; and with eight or fourteen machines the best division falls between two whole ones. "
+        "The paper also moves machines between its pools as the load shifts; ours stay."
     )
     return paper.finish()
 
