@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from paceline.core.shape import StepShape
 from paceline.cost.analytic import MOST_TOKENS, AnalyticCost
-from paceline.cost.catalogue import Chip, find_chip, find_model
+from paceline.cost.catalogue import Chip, chips, find_chip, find_model
 from paceline.cost.deployment import Deployment
 from paceline.cost.efficiency import Host, KernelTime
 from paceline.cost.operation import Operation
@@ -434,3 +434,34 @@ def test_touched_experts_and_the_busiest_group_by_drawing() -> None:
         loads.append(max(groups) / (len(chosen) / 8))
     assert touched(64, 128, 8) == pytest.approx(sum(hits) / len(hits), rel=0.01)
     assert hottest_share(64, 128, 8, 8, 0.0) == pytest.approx(sum(loads) / len(loads), rel=0.15)
+
+
+PROCESSOR = Chip("processor", "two sockets", "cpu", 256.0, 200.0, {"bf16": 4.0})
+
+
+@pytest.mark.parametrize("weights", ["bf16", "fp8", "int4", "q4_k_m"])
+@pytest.mark.parametrize("chip", [*chips().values(), PROCESSOR], ids=lambda chip: chip.name)
+def test_a_token_alone_waits_for_weights_and_not_for_rows_that_are_not_there(chip: Chip, weights: str) -> None:
+    """Whatever the width of weights and however little arithmetic a chip has: each is used once."""
+    cost = AnalyticCost(Deployment(find_model("llama-3-8b"), chip, weights=weights))
+    found = {operation.name: operation for operation in cost.operations(StepShape(tokens=1, rows=1, context=128))}
+    for name in ("mlp up", "head"):  # large enough for whole waves
+        apart_s = found[name].calls * 25e-6  # launches, and on some chips a pass that narrows the inputs
+        assert found[name].seconds < 1.5 * found[name].bytes / chip.bandwidth + apart_s, name
+
+
+def test_experts_without_matrix_units_multiply_the_rows_that_there_are() -> None:
+    """A mixture read by one token, on chips that pad nothing."""
+    for chip in (find_chip("m5-max"), PROCESSOR):
+        cost = AnalyticCost(Deployment(find_model("qwen3-30b-a3b"), chip))
+        found = {operation.name: operation for operation in cost.operations(StepShape(tokens=1, rows=1, context=128))}
+        assert found["experts"].bound != "compute"
+        assert found["experts"].seconds < 1.6 * found["experts"].bytes / chip.bandwidth
+
+
+def test_chips_without_a_published_rate_decode_at_the_speed_of_their_memory() -> None:
+    """M5 Pro with 4.9 GB: 16 ms at best; kernels reach most of that."""
+    for chip in ("m5-pro", "m5-max"):
+        deployment = Deployment(find_model("llama-3-8b"), find_chip(chip), weights="q4_k_m")
+        step_s = AnalyticCost(deployment).predict(StepShape(tokens=1, rows=1, context=128)).seconds
+        assert 1.0 < step_s / (4.9e9 / deployment.chip.bandwidth) < 1.4

@@ -29,7 +29,7 @@ class Family:
 # Fitted on measured kernels of vLLM 0.14 on A100 and H100 SXM (docs/efficiency.md has the errors on the rows left out).
 _AMPERE = Family(
     flops_per_sm=312e12 / 108,
-    gemm=GemmCurve(3.5e-6, 0.10e-6, 1.7e-6, hbm_share=0.72, l2_ratio=1.8, half_intensity=12.2),
+    gemm=GemmCurve(3.5e-6, 0.10e-6, 1.7e-6, hbm_share=0.72, l2_ratio=1.8, half_intensity=12.2, grain=64),
     decode=DecodeCurve(
         11.4e-6,
         3.5e-6,
@@ -69,7 +69,7 @@ _AMPERE = Family(
 )
 _HOPPER = Family(
     flops_per_sm=989e12 / 132,
-    gemm=GemmCurve(2.6e-6, 0.07e-6, 2.7e-6, hbm_share=0.85, l2_ratio=6.0, half_intensity=14.0),
+    gemm=GemmCurve(2.6e-6, 0.07e-6, 2.7e-6, hbm_share=0.85, l2_ratio=6.0, half_intensity=14.0, grain=8),
     decode=DecodeCurve(10.6e-6, 3.4e-6, share=0.94, reach=0.81, pieces=32, piece_s=0.12e-6),
     prefill=PrefillCurve(10.5e-6, share=0.64, tile_s=0.7e-6, stream_share=0.80, token_s=4.0e-6, write_share=0.55),
     experts=ExpertsCurve(
@@ -127,17 +127,21 @@ _CDNA = Family(
 # One compiled program a step: no launches inside it, large tiles, memory read ahead by the compiler.
 _TPU = Family(
     flops_per_sm=197e12,
-    gemm=GemmCurve(1.0e-6, 0.02e-6, 2.0e-6, hbm_share=0.85),
+    gemm=GemmCurve(1.0e-6, 0.005e-6, 2.0e-6, hbm_share=0.85, grain=8),
     decode=DecodeCurve(5e-6, 1.0e-6, share=0.75, reach=0.01),
     prefill=PrefillCurve(5e-6, share=0.45),
     host=Host(layer_s=3e-6),
 )
-# Unified memory, one command buffer a step.
+# Unified memory, one command buffer a step. A core has a third of an A100 multiprocessor's rate and is fed as fast, so
+# a third of the multiplies for a number loaded keep it half busy; few tokens are multiplied row by row, unpadded.
 _APPLE = Family(
     flops_per_sm=1e12,
-    gemm=GemmCurve(4.0e-6, 0.2e-6, 4.0e-6, hbm_share=0.85, peak_share={}, weight_only_share=0.70),
+    gemm=GemmCurve(
+        4.0e-6, 0.2e-6, 4.0e-6, hbm_share=0.85, half_intensity=4.0, grain=1, peak_share={}, weight_only_share=0.70
+    ),
     decode=DecodeCurve(10e-6, 2e-6, share=0.75),
     prefill=PrefillCurve(10e-6, share=0.40),
+    experts=ExpertsCurve(padding=1.0),
     host=Host(layer_s=20e-6),
 )
 
@@ -152,5 +156,10 @@ FAMILIES: dict[str, Family] = {
     "cdna4": replace(_CDNA, flops_per_sm=2500e12 / 256),
     "tpu": _TPU,
     "apple": _APPLE,
-    "generic": Family(312e12 / 108),
+    # Also processors: nothing is charged that only matrix units of a certain make demand.
+    "generic": Family(
+        312e12 / 108,
+        gemm=GemmCurve(step_s=0.01e-6, half_intensity=4.0, grain=1),
+        experts=ExpertsCurve(padding=1.0),
+    ),
 }

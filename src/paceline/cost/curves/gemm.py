@@ -5,6 +5,8 @@ curve: it takes the fastest of the usual tiles and splits. What makes a shape sl
 
 - tiles come in whole waves over the multiprocessors: one tile more than they can hold costs a wave (a step at
   m = 129 that weights' share of the bandwidth cannot explain);
+- few tokens are padded to the rows that the units take at a time, which binds where arithmetic is scarce for the bytes
+  of a weight (narrow weights, chips of low intensity);
 - a tile of m x n does m * n / (m + n) multiplies for each number it loads: small tiles starve the matrix units;
 - each step along k has a latency that cannot be shortened by idle multiprocessors, which is why few tiles with a long
   k are split, and why splitting costs a reduction;
@@ -24,6 +26,7 @@ from paceline.cost.curves.timing import KernelTime
 TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 STEP = 64  # numbers along k that a tile takes at a time
+NARROW_GRAIN = 16  # rows of the smallest tile, where narrow weights are widened (made for few tokens: Marlin, AWQ)
 SUM_BYTES = 8.0  # a split tile's partial sums: 4 bytes written, 4 read
 
 
@@ -36,6 +39,7 @@ class GemmCurve:
     split_s: float = 2.0e-6  # a second kernel that adds the pieces up
     hbm_share: float = 0.80  # of the memory's bandwidth
     l2_ratio: float = 3.0  # bandwidth of L2 over that of memory
+    grain: int = 16  # rows that the units multiply at a time: what a tile of fewer is padded to
     half_intensity: float = 12.0  # multiplies per number loaded at which the matrix units are half busy
     peak_share: Mapping[str, float] = field(default_factory=lambda: {"fp8": 0.77, "fp4": 0.65, "int8": 0.77})
     weight_only_share: float = 0.85  # of the peak, where narrow weights are widened on their way in
@@ -48,9 +52,10 @@ class GemmCurve:
         """[m, k] x [k, n]. `peak` in FLOP/s of `dtype`, `bandwidth` in bytes/s."""
         narrow = dtype != "bf16" and dtype != "fp32"
         input_bytes = 1.0 if narrow else 2.0
-        share = self.peak_share.get(dtype, 1.0)
+        share, grain = self.peak_share.get(dtype, 1.0), self.grain
         if not narrow and weight_bytes < 2.0:
             share = self.weight_only_share
+            grain = min(grain, NARROW_GRAIN)
         memory_s = (weight_bytes * n * k + input_bytes * m * k + 2.0 * m * n) / (self.hbm_share * bandwidth)
         l2_s = 1.0 / (self.l2_ratio * bandwidth)  # per byte
         best_s, best_compute_s, best_memory_s, best_latency_s = float("inf"), 0.0, 0.0, 0.0
@@ -58,7 +63,8 @@ class GemmCurve:
             tiles = -(-m // tile_m) * -(-n // tile_n)
             loaded = min(tile_m, m) * input_bytes + min(tile_n, n) * weight_bytes  # bytes for a step of one along k
             busy = share * tile_m * tile_n / (tile_m * tile_n + self.half_intensity * (tile_m + tile_n))
-            flop_s = 2.0 * tile_m * tile_n * sms / (peak * busy)
+            rows = min(tile_m, -(-m // grain) * grain)
+            flop_s = 2.0 * rows * tile_n * sms / (peak * busy)
             for split in SPLITS:
                 if split > 1 and tiles >= sms:
                     break  # multiprocessors are busy without
