@@ -243,3 +243,16 @@ def test_a_policy_that_waits_on_purpose_is_not_a_stall() -> None:
     assert 0.0 < loop.rest_s <= 0.2
     finished = [finish.request_id for events in loop.run() for finish in events.finished]
     assert finished == ["alone"], "the batch closes when its delay is over"
+
+
+def test_every_preemption_is_told_with_what_it_costs(caplog: pytest.LogCaptureFixture) -> None:
+    loop = EngineLoop(make_scheduler(num_blocks=8, prefix_caching=False), ChainBackend(), TickingClock(), debug=True)
+    for name in ("a", "b", "c"):
+        loop.submit(spec(name, tuple(range(1, 31)), 60))
+    with caplog.at_level(logging.INFO, logger="paceline.engine"):
+        ledger = run(loop)
+    told = [record.getMessage() for record in caplog.records if "is preempted" in record.getMessage()]
+    assert len(told) == loop.stats().scheduler.preemptions == sum(end.preemptions for end in ledger.finished.values())
+    assert told, "the pool holds half of what they need"
+    assert all("of class standard" in line and "8 KV blocks" in line for line in told)
+    assert not any("has 0 tokens" in line for line in told)

@@ -216,6 +216,10 @@ class Scheduler:
             generation_tokens=totals.generation_tokens,
         )
 
+    def lost_tokens(self, request_id: str) -> int:
+        """Tokens of a live request whose KV its last preemption threw away, until it runs again."""
+        return self._requests[request_id].lost
+
     def start_over(self) -> None:
         """After a warm-up: forget cached prefixes and counters, keep what the cost model has learned."""
         assert not self.has_work, "requests are live"

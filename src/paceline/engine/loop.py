@@ -181,6 +181,8 @@ class EngineLoop:
                 self._note_stall()
             return None
         self.stalled_polls = 0
+        if plan.released and log.isEnabledFor(logging.INFO):
+            self._tell_preemptions(plan)
         began = self.clock.now()
         try:
             outcome: StepResult | Exception = self.backend.execute(plan)
@@ -294,6 +296,25 @@ class EngineLoop:
         self._live.pop(finish.request_id, None)
         if finish.reason is FinishReason.ERROR:
             self._errors += 1
+
+    def _tell_preemptions(self, plan: StepPlan) -> None:
+        """Whoever sees generation slow down finds here why: memory ran out, or a class of higher priority came."""
+        for request_id in plan.released:
+            if request_id not in self._live:  # it has ended
+                continue
+            stats = self.scheduler.stats()
+            log.info(
+                "step %d: request %s of class %s is preempted and has %d tokens to compute again; "
+                "%d of %d KV blocks in use, %d running, %d waiting",
+                plan.step,
+                request_id,
+                self._live[request_id][0].traffic_class,
+                self.scheduler.lost_tokens(request_id),
+                stats.kv_blocks_used,
+                stats.kv_blocks_total,
+                stats.num_running,
+                stats.num_waiting,
+            )
 
     def _note_stall(self) -> None:
         self.stalled_polls += 1
