@@ -72,6 +72,12 @@ class Member:
         whole = self.analysis.run.whole
         return None if whole is None else whole.output_tokens.per_s
 
+    @property
+    def utilisation(self) -> float:
+        """Share of the time in which a step was computed."""
+        usage = self.analysis.manifest.engine["usage"]
+        return sum(one["utilisation"] for one in usage.values()) / len(usage)
+
     def line(self) -> str:
         """In one line, for whoever watches."""
         text = f"{self.policy} at {self.value:g}: TTFT p95 {words.duration(self.ttft_s)}, "
@@ -153,7 +159,10 @@ def _row(member: Member) -> dict[str, Any]:
     }
 
 
-_HEAD = ("policy", "load", "TTFT p50", "TTFT p95", "ITL p50", "ITL p99", "E2E p50", "output tok/s", "goodput", "ended")
+_HEAD = (
+    *("policy", "load", "TTFT p50", "TTFT p95", "ITL p50", "ITL p99", "E2E p50", "output tok/s", "busy"),
+    *("goodput", "cost, 1M tok", "ended"),
+)
 
 
 def _cells(member: Member) -> list[str]:
@@ -167,7 +176,9 @@ def _cells(member: Member) -> list[str]:
         words.duration(member.itl_s),
         words.duration(member.latency("e2e", 50.0)),
         words.count(member.output_per_s),
+        words.percent(member.utilisation),
         words.percent(run.goodput.share) if run.goodput.slos else "",
+        words.money(member.analysis.cost.per_million_output) if member.analysis.cost else "",
         member.ended,
     ]
 
