@@ -1,10 +1,11 @@
 """Published servings (AIConfigurator's sample of `serving_points.csv`), simulated as they were measured: closed loops.
 
 Prompt, answer and concurrency are constant in a row. What a row's engine is like follows from its name and version:
-its policy, its budget of 8,192 tokens a step, its host time. A closed loop begins with a burst and spreads by itself;
-both are simulated: the steady state (requests started over the time that one takes, the middle one of three waves
-counted) and the burst, whose times to first token a run of ten waves holds to a tenth. How long the runs were is not
-stated. Two things are known of groups of rows, not of single ones:
+its policy, 2,048 tokens a step (prompts go whole in TensorRT-LLM), its host time, keys and values in 8 bits where
+its weights are (the rows of 128 requests would not have fit otherwise). A loop begins with a burst, and requests pass
+the API one after the other. Equal requests that were computed in one step end in one step, so bursts dissolve slowly:
+of three waves the middle one is counted, and the first, for a tenth of the time to the first token, as in a run of ten
+waves; how long the runs were is not stated. Two things are known of groups of rows, not of single ones:
 
 - SGLang 0.5.1 and 0.5.8 were sent one wave of requests (time to first token grows in proportion to concurrency times
   prompt, which no closed loop does), the others a closed loop;
@@ -15,6 +16,7 @@ stated. Two things are known of groups of rows, not of single ones:
 from __future__ import annotations
 
 import csv
+import random
 import statistics
 from bisect import insort
 from dataclasses import dataclass
@@ -32,17 +34,19 @@ from paceline.cost.deployment import Deployment
 from paceline.cost.host import HOSTS
 from paceline.measure.records import RequestRecord
 from paceline.simulate.drive import Limits, drive
-from paceline.simulate.overheads import Overheads
 from paceline.simulate.replica import Replica
 from paceline.simulate.traffic import Arrival
 
 from .data import DATA
 
 PATH = DATA / "serving_points.csv"
-STEP_TOKENS = 8192
+STEP_TOKENS = 2048
+CHUNK_TOKENS = 8192  # SGLang's
 BLOCK_TOKENS = 16
-WAVES = 3  # of a steady closed loop; the middle one is counted
+WAVES = 3
 BURST_SHARE = 0.1  # of the requests of a run were in its first wave
+CLIENT_S = 0.001  # mean time that a client takes to send the next request, exponential
+API_S = 0.004  # of a request's time at the API, what no other request's overlaps with
 ONE_WAVE = {("sglang", "0.5.1.post1"), ("sglang", "0.5.8.post1")}
 DRAFTED = {("trtllm", "1.1.0rc2.post2")}
 ACCEPTED = 0.85
@@ -137,37 +141,31 @@ def predict(point: Point) -> Prediction:
     if (point.backend, point.version) in DRAFTED:
         law = Drafting(cost, ACCEPTED)
 
-    def run(traffic: Closed) -> Prediction:
-        overheads = Overheads(before_s=cost.request_s)
-        done = drive(traffic, Replica("engine", config, law), limits=FOREVER, overheads=overheads)
-        return _means([record for record in done.records if traffic.counts(record.index)])
+    one_wave = (point.backend, point.version) in ONE_WAVE
+    traffic = Closed(point, 1 if one_wave else WAVES, cost.request_s)
+    done = drive(traffic, Replica("engine", config, law), limits=FOREVER)
+    waves: list[list[RequestRecord]] = [[] for _ in range(WAVES)]
+    for record in done.records:
+        waves[record.index // point.concurrency].append(record)
+    first = _means(waves[0], traffic)
+    if one_wave:
+        return first
+    middle = _means(waves[1], traffic)
+    ttft_s = BURST_SHARE * first.ttft_s + (1.0 - BURST_SHARE) * middle.ttft_s
+    return Prediction(ttft_s, middle.tpot_s)
 
-    burst = run(Closed(point, 1, 0.0))
-    if (point.backend, point.version) in ONE_WAVE:
-        return burst
-    steady = run(Closed(point, WAVES, lasts_s(law, point)))
-    ttft_s = BURST_SHARE * burst.ttft_s + (1.0 - BURST_SHARE) * steady.ttft_s
-    return Prediction(ttft_s, steady.tpot_s)
 
-
-def _means(records: list[RequestRecord]) -> Prediction:
+def _means(records: list[RequestRecord], traffic: Closed) -> Prediction:
     return Prediction(
-        statistics.fmean(r.read_s[0] - (r.scheduled_s or 0.0) for r in records),
+        statistics.fmean(r.read_s[0] - traffic.sent_s[r.index] for r in records),
         statistics.fmean((r.read_s[-1] - r.read_s[0]) / (len(r.read_s) - 1) for r in records),
     )
-
-
-def lasts_s(cost: CostModel, point: Point) -> float:
-    """Roughly how long a request takes in a steady closed loop: its decodes, and everybody's prompts meanwhile."""
-    rows, context = point.concurrency, point.prompt + point.output // 2
-    decode_s = cost.predict(StepShape(rows, rows, rows * context)).seconds
-    return point.output * decode_s + rows * cost.predict(StepShape().plus(0, point.prompt)).seconds
 
 
 def _options(point: Point) -> tuple[tuple[str, int], ...]:
     budget = STEP_TOKENS * point.dp
     if point.backend == "sglang":
-        return (("chunk", budget),)
+        return (("chunk", CHUNK_TOKENS * point.dp),)
     if point.backend == "trtllm":  # prompts go whole, beside a token for everybody else
         return (("max_num_tokens", max(budget, point.prompt + point.concurrency)),)
     return ()
@@ -178,7 +176,8 @@ def cost_model(
     backend: str, version: str, model: str, chip: str, weights: str, tp: int, dp: int, ep: int
 ) -> AnalyticCost:
     """Kept, for it remembers what it has worked out."""
-    deployment = Deployment(find_model(model), find_chip(chip), tp=tp, dp=dp, ep=ep, weights=weights)
+    kv = "fp8" if weights == "fp8" and backend != "sglang" else "auto"
+    deployment = Deployment(find_model(model), find_chip(chip), tp=tp, dp=dp, ep=ep, weights=weights, kv=kv)
     return AnalyticCost(deployment, host=HOSTS["vllm-sync" if (backend, version) == ("vllm", "0.12.0") else backend])
 
 
@@ -210,31 +209,40 @@ class Drafting:
 
 
 class Closed:
-    """A closed loop of equal requests without thinking, begun over `over_s`; implements `Traffic`."""
+    """A closed loop of equal requests, begun at once; implements `Traffic`.
 
-    def __init__(self, point: Point, waves: int, over_s: float) -> None:
-        self._point, self._middle = point, waves // 2
+    A request takes `api_s` at the API, which is free for the next one after `API_S` of it. `sent_s` says when each left
+    its client.
+    """
+
+    def __init__(self, point: Point, waves: int, api_s: float) -> None:
         self.total: int | None = waves * point.concurrency
-        self._due_s = [over_s * slot / point.concurrency for slot in range(point.concurrency)]
-        self._made = 0
-
-    def counts(self, index: int) -> bool:
-        """Whether a request is one of the middle wave."""
-        return index // self._point.concurrency == self._middle
+        self.sent_s: dict[int, float] = {}
+        self._point, self._api_s = point, api_s
+        self._free_s = 0.0  # when the API is
+        self._due: list[tuple[float, float]] = []  # at the engine, at its client; sorted
+        self._random = random.Random(0)
+        for _ in range(point.concurrency):
+            self._send(0.0)
 
     @property
     def next_s(self) -> float:
-        """Requests follow those that ended, in order."""
-        return self._due_s[0] if self._due_s and self._made < (self.total or 0) else float("inf")
+        """When the next request reaches the engine."""
+        return self._due[0][0] if self._due and len(self.sent_s) < (self.total or 0) else float("inf")
 
     def pop(self) -> Arrival:
         """Prompts have nothing in common."""
-        at_s, index, point = self._due_s.pop(0), self._made, self._point
-        self._made += 1
+        (at_s, sent_s), index, point = self._due.pop(0), len(self.sent_s), self._point
+        self.sent_s[index] = sent_s
         sampling = SamplingParams(temperature=0.0, max_tokens=point.output)
         spec = RequestSpec(str(index), (index + 2,) * point.prompt, sampling)
         return Arrival(at_s, spec, point.output, index=index)
 
     def ended(self, arrival: Arrival, at_s: float, *, ok: bool) -> None:
-        """The next one goes at once."""
-        insort(self._due_s, at_s)
+        """The next one, as soon as its client gets to it."""
+        self._send(at_s + self._random.expovariate(1.0 / CLIENT_S))
+
+    def _send(self, at_s: float) -> None:
+        begins_s = max(self._free_s, at_s)
+        self._free_s = begins_s + min(API_S, self._api_s)
+        insort(self._due, (begins_s + self._api_s, at_s))

@@ -61,17 +61,17 @@ def test_a_draft_costs_little_and_gains_most_of_a_token() -> None:
     )
 
 
-def test_a_closed_loop_keeps_as_many_in_flight_and_counts_the_middle_wave() -> None:
+def test_a_closed_loop_keeps_as_many_in_flight_and_passes_the_api_one_by_one() -> None:
     point = serving.points()[0]
-    traffic = serving.Closed(point, waves=3, over_s=2.0)
+    traffic = serving.Closed(point, waves=2, api_s=0.01)
     first = [traffic.pop() for _ in range(point.concurrency)]
-    assert first[-1].at_s < 2.0
+    assert [arrival.at_s for arrival in first] == pytest.approx([0.01 * (i + 1) for i in range(point.concurrency)])
+    assert set(traffic.sent_s.values()) == {0.0}
     assert traffic.next_s == float("inf")
     traffic.ended(first[0], 5.0, ok=True)
-    assert traffic.next_s == 5.0
     follower = traffic.pop()
-    assert traffic.counts(follower.index)
-    assert not traffic.counts(first[0].index)
+    assert follower.at_s == pytest.approx(traffic.sent_s[follower.index] + 0.01)
+    assert traffic.sent_s[follower.index] > 5.0
     assert traffic.next_s == float("inf")
 
 

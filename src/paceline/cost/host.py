@@ -31,7 +31,7 @@ class Host:
 HOSTS: dict[str, Host] = {
     "vllm": Host(layer_s=6e-6, step_s=0.3e-3, row_s=4e-6),  # 0.14 and later: scheduling ahead of the chip
     "vllm-sync": Host(layer_s=6e-6, step_s=0.5e-3, row_s=40e-6),  # V1 before that
-    "trtllm": Host(layer_s=12e-6, step_s=0.02e-3, row_s=8e-6),
+    "trtllm": Host(layer_s=15e-6, step_s=0.02e-3, row_s=9e-6),
     "sglang": Host(layer_s=4e-6, step_s=0.1e-3, row_s=17e-6),
     # Engines of 2023: PyTorch without graphs, a Python worker for each chip, sampling row by row.
     "eager": Host(layer_s=10e-6, step_s=0.5e-3, row_s=0.5e-3, launch_s=0.5e-3),
