@@ -65,7 +65,9 @@ def test_a_closed_loop_keeps_as_many_in_flight_and_passes_the_api_one_by_one() -
     point = serving.points()[0]
     traffic = serving.Closed(point, waves=2, api_s=0.01)
     first = [traffic.pop() for _ in range(point.concurrency)]
-    assert [arrival.at_s for arrival in first] == pytest.approx([0.01 * (i + 1) for i in range(point.concurrency)])
+    assert [arrival.at_s for arrival in first] == pytest.approx(
+        [0.01 + serving.API_S * i for i in range(point.concurrency)]
+    )
     assert set(traffic.sent_s.values()) == {0.0}
     assert traffic.next_s == float("inf")
     traffic.ended(first[0], 5.0, ok=True)
