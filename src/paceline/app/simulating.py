@@ -10,6 +10,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
+import msgspec
 import typer
 
 from paceline.app.settings import KVSettings, SchedulerSettings
@@ -21,6 +22,7 @@ from paceline.measure.plan import BenchPlan
 if TYPE_CHECKING:
     from paceline.cost.deployment import Deployment
     from paceline.cost.fit import Calibration
+    from paceline.simulate.fleet.file import FleetFile
     from paceline.simulate.many import FleetSetup
     from paceline.simulate.run import EngineSetup
 
@@ -98,6 +100,10 @@ class FleetOptions:
     prefill: Annotated[int, _option(_FLEET, "Engines for prompts alone, with --decode in place of --replicas.")] = 0
     decode: Annotated[int, _option(_FLEET, "Engines for all tokens after the first.")] = 0
     network_gbs: Annotated[float, _option(_FLEET, "GB/s of each engine, for KV that is handed over.")] = 50.0
+    fleet_file: Annotated[
+        Path | None,
+        _option(_FLEET, "A .toml of engines that differ, tiers, outages, prices (docs/routing.md).", "--fleet"),
+    ] = None
 
 
 def takes(kind: type, name: str, only: Iterable[str] = ()) -> Callable[[Callable[..., R]], Callable[..., R]]:
@@ -133,7 +139,7 @@ def takes(kind: type, name: str, only: Iterable[str] = ()) -> Callable[[Callable
 
 
 def fleet_of(options: FleetOptions, setup: EngineSetup) -> FleetSetup:
-    """The fleet that the options describe."""
+    """The fleet that the options describe. ConfigError names what cannot be."""
     from paceline.simulate.many import FleetSetup
 
     return FleetSetup(
@@ -143,12 +149,27 @@ def fleet_of(options: FleetOptions, setup: EngineSetup) -> FleetSetup:
         decode=options.decode,
         network_bytes_per_s=options.network_gbs * 1e9,
         kv_bytes_per_token=setup.kv_bytes_per_token,
+        file=None if options.fleet_file is None else _file_of(options),
     )
 
 
-def plan_of(load: BenchOptions, setup: EngineSetup, *, needs_load: bool = True) -> BenchPlan:
-    """The plan of a command line; its target is the simulated engine."""
-    return to_plan(f"simulated:{setup.target['model']}", load, needs_load=needs_load)
+def _file_of(options: FleetOptions) -> FleetFile:
+    from paceline.simulate.fleet.file import load_fleet
+
+    assert options.fleet_file is not None
+    defaults = FleetOptions(fleet_file=options.fleet_file)
+    if options != defaults:
+        raise usage_error("engines and routers are in the file, and on the command line too", "--fleet")
+    return load_fleet(options.fleet_file)
+
+
+def plan_of(
+    load: BenchOptions, setup: EngineSetup, fleet: FleetSetup | None = None, *, needs_load: bool = True
+) -> BenchPlan:
+    """The plan of a command line; its target is the simulated engine, or the fleet and its price."""
+    plan = to_plan(f"simulated:{setup.target['model']}", load, needs_load=needs_load)
+    price = fleet.price_per_hour(setup) if fleet is not None and plan.price_per_hour is None else None
+    return plan if price is None else msgspec.structs.replace(plan, price_per_hour=price)
 
 
 def setup_of(options: EngineOptions, scheduler: SchedulerSettings, kv: KVSettings) -> EngineSetup:

@@ -10,14 +10,17 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Any
 
 from paceline.core.step import RejectReason
+from paceline.cost.analytic import AnalyticCost
 from paceline.cost.online import OnlineCost
 from paceline.errors import ConfigError
 from paceline.measure.records import Attempt, ErrorClass, RequestRecord
 from paceline.route.policies.registry import make_router
 from paceline.simulate.drive import Simulated
 from paceline.simulate.fleet.blueprint import Blueprint, Role
+from paceline.simulate.fleet.file import Base, FleetFile, fleet_parts
 from paceline.simulate.fleet.fleet import Fleet
 from paceline.simulate.fleet.journey import Journey, Outcome
 from paceline.simulate.fleet.link import LinkSpec
@@ -41,6 +44,7 @@ class FleetSetup:
     decode: int = 0  # engines that compute all further tokens
     network_bytes_per_s: float = 50e9  # of each engine, for KV that is handed over
     kv_bytes_per_token: float = 0.0  # of one engine, over all its chips
+    file: FleetFile | None = None  # engines that differ, tiers, outages, prices: in place of all above
 
     def __post_init__(self) -> None:
         if min(self.replicas, self.prefill, self.decode) < 0:
@@ -56,12 +60,32 @@ class FleetSetup:
     @property
     def alone(self) -> bool:
         """Whether it is one engine, with nothing to choose."""
-        return self.replicas == 1 and not self.prefill
+        return self.replicas == 1 and not self.prefill and self.file is None
 
     @property
     def pooled(self) -> bool:
         """Whether prefill and decode are apart."""
         return self.prefill > 0
+
+    def parts(self, setup: EngineSetup, seed: int) -> tuple[list[tuple[str, Blueprint]], dict[str, Any]]:
+        """Members and the other arguments of `Fleet`. ConfigError for a file that cannot be used with this engine."""
+        known = (lambda: setup.knowing) if setup.oracle else OnlineCost
+        learns = known if setup.asks else None
+        if self.file is not None:
+            deployment = setup.cost.deployment if isinstance(setup.cost, AnalyticCost) else None
+            return fleet_parts(self.file, Base(setup.config, setup.cost, deployment, learns, setup.jitter), seed)
+        engine = Blueprint(setup.config, setup.cost, learns=learns, jitter=setup.jitter)
+        return self.members(engine), {"router": make_router(self.router), "seed": seed}
+
+    def price_per_hour(self, setup: EngineSetup) -> float | None:
+        """Of all engines, where the file gives each a price."""
+        if self.file is None:
+            return None
+        prices = [
+            None if engine.price_per_chip_hour is None else engine.price_per_chip_hour * engine.chips
+            for _, engine in self.parts(setup, 0)[0]
+        ]
+        return None if None in prices else sum(price for price in prices if price is not None)
 
     def members(self, engine: Blueprint) -> list[tuple[str, Blueprint]]:
         """Names and blueprints."""
@@ -91,10 +115,8 @@ def simulate_fleet(
 ) -> Simulated:
     """Serve the traffic to its end. Ctrl-C and overload end it early, as `drive` does."""
     watched = _Watched(traffic, setup, on_progress)
-    asks = setup.asks
-    learns = (lambda: setup.knowing) if setup.oracle else OnlineCost
-    engine = Blueprint(setup.config, setup.cost, learns=learns if asks else None, jitter=setup.jitter)
-    many = Fleet(fleet.members(engine), router=make_router(fleet.router), seed=seed, on_end=watched.note)
+    members, options = fleet.parts(setup, seed)
+    many = Fleet(members, **options, on_end=watched.note)
     began = time.perf_counter()
     ended, run = "complete", None
     try:
@@ -225,4 +247,10 @@ def _told(run: FleetRun) -> str:
     text = f"prefix caches held {100 * run.hit_share:.1f} % of the prompt tokens"
     if run.transfers.count:
         text += f"; {run.transfers.count:,} hand-overs of KV moved {run.transfers.bytes / 1e9:,.1f} GB"
+    if run.reloaded_tokens:
+        text += f"; {100 * run.reloaded_tokens / max(run.prompt_tokens, 1):.1f} % were reloaded from slower tiers"
+    if run.outages:
+        text += f"; {run.outages:,} outages cost {run.lost:,} tries"
+    if run.cost is not None:
+        text += f"; chips cost {run.cost:,.2f}"
     return text

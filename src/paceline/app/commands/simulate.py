@@ -72,14 +72,15 @@ def run_command(
     from paceline.simulate.run import simulate
 
     setup = setup_of(_named(engine, word), resolved.settings.scheduler, resolved.settings.kv)
-    simulator = simulator_of(fleet_of(fleet, setup))
+    many = fleet_of(fleet, setup)
+    simulator = simulator_of(many)
     if compare is not None:
         if simulator is not None:
             raise usage_error("policies are compared on one engine", "--compare")
         raise typer.Exit(_compare(compare, rates, load, setup, report=report))
     if rates is not None:
         raise usage_error("several rates need --compare", "--rates")
-    plan = plan_of(load, setup)
+    plan = plan_of(load, setup, many)
     with view_for(f"simulate {setup.target['model']}", load.quiet) as view:
         folder, result = simulate(plan, setup, out_folder(load, "simulation"), view, simulator=simulator)
     analysis = analyse(folder)
