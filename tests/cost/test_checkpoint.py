@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,13 @@ import pytest
 import torch
 import transformers
 from gguf import GGMLQuantizationType
+from hypothesis import given
+from hypothesis import strategies as st
 
 from paceline.cost.catalogue import find_model
-from paceline.cost.checkpoint import from_config, read_config, read_gguf
+from paceline.cost.checkpoint import _NAMES, from_config, read_config, read_gguf
 from paceline.cost.model import Model
-from paceline.errors import CorruptModel, ModelNotFound, UnsupportedModel
+from paceline.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
 from tests.runtime.gguf_files import reference_model, write_gguf
 
 SIZES: dict[str, Any] = {
@@ -196,6 +199,10 @@ def test_precision_of_plain_checkpoints() -> None:
         ({"vocab_size": 0}, "vocab_size is missing or 0"),
         ({"num_hidden_layers": -3}, "num_hidden_layers is -3"),
         ({"num_attention_heads": "many"}, "'many', expected a whole number"),
+        ({"num_hidden_layers": 10**12}, "expected a whole number from 0 to"),
+        ({"num_key_value_heads": 5}, "32 attention heads cannot share 5"),
+        ({"num_local_experts": 4, "num_experts_per_tok": 8}, "a token chooses 8 of 4 experts"),
+        ({"sliding_window": 64, "layer_types": ["sliding_attention"] * 3}, "names 3 layers of 32"),
     ],
 )
 def test_damaged_configs_are_told_where(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -204,9 +211,32 @@ def test_damaged_configs_are_told_where(tmp_path: Path, changes: dict[str, Any],
         read_config(tmp_path)
 
 
+WORDS = [
+    *(name for names in _NAMES.values() for name in names),
+    *("model_type", "head_dim", "tie_word_embeddings", "torch_dtype", "hidden_act", "quantization_config"),
+    *("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+    *("sliding_window", "use_sliding_window", "sliding_window_pattern", "max_window_layers", "layer_types"),
+    *("layers_block_type", "mlp_only_layers", "mlp_layer_types", "decoder_sparse_step", "text_config"),
+]
+JUNK = st.sampled_from(
+    [None, True, 0, -1, 3, 2.5, 1e300, math.nan, "", "x", [], [1], ["x"], {}, {"x": 1}, {"rope_type": "x"}]
+)
+
+
+@given(st.dictionaries(st.sampled_from(WORDS), JUNK, min_size=1, max_size=3))
+def test_junk_in_any_place_is_an_error_of_ours_or_a_model(changes: dict[str, Any]) -> None:
+    try:
+        model = from_config(published(**changes), name="x")
+    except (CorruptModel, UnsupportedModel, ConfigError):
+        return
+    assert model.params > 0
+
+
 def test_what_is_not_a_config(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="No such file"):
         find_model(str(tmp_path / "none.json"))
+    with pytest.raises(ModelNotFound, match=r"a folder without a config\.json"):
+        find_model(str(tmp_path))
     file = tmp_path / "config.json"
     for text, message in (("{", "not JSON"), ("[]", "expected an object")):
         file.write_text(text, encoding="utf-8")

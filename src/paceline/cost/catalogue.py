@@ -80,6 +80,8 @@ def find_model(name: str, files: Sequence[Path] = ()) -> Model:
         return read_gguf(Path(name))
     if name.endswith(".json") or (Path(name) / "config.json").is_file():
         return read_config(Path(name))
+    if name.startswith((".", "/", "~")) and Path(name).expanduser().is_dir():
+        raise ModelNotFound(f"{name} is a folder without a config.json")
     entries = _entries("models", tuple(files))
     stem = _plain(name.rpartition("/")[2])
     native = ""

@@ -132,6 +132,8 @@ def from_config(raw: Mapping[str, Any], *, name: str, where: str = "config.json"
     kv_heads = fields.get("kv_heads", heads)
     if family in _MULTI_QUERY or (family == "falcon" and raw.get("multi_query", True)):
         kv_heads = kv_heads if raw.get("new_decoder_architecture") else 1
+    if not kv_heads or heads % kv_heads:
+        raise CorruptModel(f"{where}: {heads} attention heads cannot share {kv_heads} key-value heads evenly")
     latent = _latent(raw, where)
     head_dim = fields.named("head_dim", _HEAD_DIMS.get(family, hidden // heads))
     experts = _experts(raw, fields, layers)
@@ -172,7 +174,7 @@ class _Fields:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < _MOST or value % 1:
-            raise CorruptModel(f"{self.where}: {key} is {value!r}, expected a whole number, not negative")
+            raise CorruptModel(f"{self.where}: {key} is {value!r}, expected a whole number from 0 to {_MOST:,}")
         return int(value)
 
     def get(self, what: str, default: int) -> int:
@@ -192,7 +194,7 @@ class _Fields:
 
 def _refuse_others(raw: Mapping[str, Any], family: str, where: str) -> None:
     """What keeps a state in place of keys and values, or differs by layer, has other costs; we do not know them."""
-    kinds = [str(kind) for kind in raw.get("layer_types") or raw.get("layers_block_type") or ()]
+    kinds = [str(kind) for kind in _listed(raw, "layer_types", where) or _listed(raw, "layers_block_type", where)]
     other = next((kind for kind in kinds if not any(word in kind for word in (*_ATTENTION, "attention"))), None)
     other = other or next((kind for kind in kinds if not any(word in kind for word in _ATTENTION)), None)
     if other is None and any(word in family for word in _STATE):
@@ -211,6 +213,14 @@ def _refuse_others(raw: Mapping[str, Any], family: str, where: str) -> None:
             and len(set(value)) > 1
         ):
             raise UnsupportedModel(f"{where}: {key} differs by layer, which is not modelled")
+
+
+def _listed(raw: Mapping[str, Any], key: str, where: str) -> list[Any]:
+    """The list called `key`; empty if it is missing or null."""
+    value = raw.get(key)
+    if value is not None and not isinstance(value, list):
+        raise CorruptModel(f"{where}: {key} is {value!r}, expected a list")
+    return value or []
 
 
 def _activation(raw: Mapping[str, Any]) -> str:
@@ -239,11 +249,16 @@ def _experts(raw: Mapping[str, Any], fields: _Fields, layers: int) -> Experts | 
     alone = 1 if "intermediate_size_mlp" in raw else 0
     shared = fields.named("shared_expert_intermediate_size", inter * fields.get("shared", alone))
     step = max(1, fields.named("decoder_sparse_step", 1), fields.named("interleave_moe_layer_step", 1))
-    plain, kinds = raw.get("mlp_only_layers") or (), raw.get("mlp_layer_types")
-    dense = list(kinds).count("dense") if kinds else fields.get("dense", 0)
+    plain, kinds = (_listed(raw, key, fields.where) for key in ("mlp_only_layers", "mlp_layer_types"))
+    dense = kinds.count("dense") if kinds else fields.get("dense", 0)
     if not dense:
         dense = sum((layer + 1) % step != 0 or layer in plain for layer in range(layers))
-    return Experts(count, fields.get("active", 1), inter, shared, min(dense, layers))
+    active = fields.get("active", 1)
+    if not 1 <= active <= count:
+        raise CorruptModel(
+            f"{fields.where}: a token chooses {active} of {count} experts; that must be from 1 to {count}"
+        )
+    return Experts(count, active, inter, shared, min(dense, layers))
 
 
 def _window(raw: Mapping[str, Any], family: str, layers: int, where: str) -> tuple[int, int]:
@@ -251,8 +266,10 @@ def _window(raw: Mapping[str, Any], family: str, layers: int, where: str) -> tup
     window = _Fields(raw, where).named("sliding_window", 0)
     if not window or (raw.get("use_sliding_window") is False):
         return 0, 0
-    kinds = raw.get("layer_types")
+    kinds = _listed(raw, "layer_types", where)
     if kinds:
+        if len(kinds) != layers:
+            raise CorruptModel(f"{where}: layer_types names {len(kinds)} layers of {layers}")
         count = sum("sliding" in str(kind) or "chunked" in str(kind) for kind in kinds)
         return (window, count) if count else (0, 0)
     if family.startswith("qwen"):
@@ -273,8 +290,11 @@ def _native(outer: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
         if method == "modelopt" or "quant_algo" in quantized:
             return "nvfp4" if "FP4" in str(quantized.get("quant_algo", "")).upper() else "fp8"
         bits, kind = quantized.get("bits"), ""
-        for group in (quantized.get("config_groups") or {}).values():
-            weights = group.get("weights") or {}
+        groups = quantized.get("config_groups")
+        for group in groups.values() if isinstance(groups, Mapping) else ():
+            weights = group.get("weights") if isinstance(group, Mapping) else None
+            if not isinstance(weights, Mapping):
+                continue
             bits, kind = weights.get("num_bits", bits), str(weights.get("type", ""))
             if weights.get("num_bits") == 8 and group.get("input_activations") is None:
                 return "w8a16"
