@@ -48,8 +48,9 @@ class Pacer:
         """Let time pass; how many tokens are shown by it."""
         if not self.held or self.shown_s is None:
             return 0
-        interval_s = self.pace.interval_s
-        count = min(self.held, int((now - self.shown_s) / interval_s))
+        interval_s, passed_s = self.pace.interval_s, now - self.shown_s
+        # Divided only where that stays below `held`: a client may ask for a gap of next to nothing.
+        count = self.held if passed_s >= self.held * interval_s else int(passed_s / interval_s)
         # One of them may be due at this very moment and lie below it by a rounding error.
         if count < self.held and self.shown_s + (count + 1) * interval_s <= now:
             count += 1
@@ -60,6 +61,8 @@ class Pacer:
     def add(self, now: float, count: int) -> int:
         """`count` tokens are made; how many, of these and those held, are shown now."""
         shown = self.advance(now)
+        if not count:
+            return shown
         self.held += count
         late = self.shown_s is None or now - self.shown_s >= self.pace.interval_s
         at_once = max(self.held - self.pace.hold, 1 if late else 0)

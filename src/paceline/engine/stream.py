@@ -53,6 +53,9 @@ class Mailbox:
     def keep(self, pace: Pace | None) -> None:
         """Show tokens at this pace; None: as they come."""
         self._pacer = None if pace is None else Pacer(pace)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def put(self, tokens: tuple[int, ...], logprobs: tuple[TokenLogprob, ...]) -> None:
         """New tokens."""
@@ -134,9 +137,7 @@ class Mailbox:
     def _show(self) -> None:
         """Time has passed: what is due is shown. Tokens that came meanwhile may have put it off."""
         self._timer = None
-        if self._pacer is None:
-            return
-        if self._pacer.advance(self._loop.time()):
+        if self._pacer is not None and self._pacer.advance(self._loop.time()):
             self._wake()
         self._set_timer()
 
