@@ -28,6 +28,7 @@ LEAST_LEVEL_S = 6.0  # a shorter stretch of time would hold its new streams' pro
 LONGEST_STEP_SHARE = 0.06  # of all the time: no single prompt is longer than what fills this
 FEWEST_TOKENS, OWN_TOKENS = 8, 192  # of a background stream's own prompt
 STREAM_OUTPUT = (24, 240)
+MOSTLY_SHORT = 4  # streams of short context to one of each longer one, as in most traffic
 PROBE_OUTPUT = 3
 BURSTS = ((2, 64), (4, 32), (8, 16), (8, 96), (16, 8), (16, 48), (32, 24), (64, 12))  # prompts at once, tokens of each
 
@@ -190,7 +191,8 @@ class Driver:
         self._wanted = stage.streams
         if more > 0:
             own = int(FILL_SHARE * stage.seconds / (more * per_token_s))
-            self._stream_shape = (max(FEWEST_TOKENS, min(own, OWN_TOKENS)), cached_lengths(longest))
+            cached = (*(0,) * (MOSTLY_SHORT - 1), *cached_lengths(longest))
+            self._stream_shape = (max(FEWEST_TOKENS, min(own, OWN_TOKENS)), cached)
         for _ in range(more):
             self._open_stream()
 
