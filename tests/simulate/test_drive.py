@@ -39,9 +39,9 @@ def poisson(rate: float = 5.0, requests: int = 60) -> Load:
     return Load(arrivals=Arrivals.POISSON, rate=rate, requests=requests)
 
 
-def engine(policy: str = "decode_first", **fields: Any) -> Replica:
+def engine(policy: str = "decode_first", *, debug: bool = True, **fields: Any) -> Replica:
     values = {"num_blocks": 128, "max_model_len": 1024, "policy": policy, "max_num_seqs": 16, **fields}
-    replica = Replica("engine", SchedulerConfig(**values), Linear(), learns=OnlineCost(), debug=True)
+    replica = Replica("engine", SchedulerConfig(**values), Linear(), learns=OnlineCost(), debug=debug)
     replica.warm_up()
     return replica
 
@@ -215,7 +215,7 @@ def test_clients_give_up() -> None:
 
 def test_a_load_without_hope_is_stopped() -> None:
     plan = plan_of(Load(arrivals=Arrivals.POISSON, rate=20.0, duration_s=300.0))
-    result = simulated(plan, engine(max_num_seqs=2), limits=Limits(overload_s=60.0))
+    result = simulated(plan, engine(max_num_seqs=2, debug=False), limits=Limits(overload_s=60.0))
     assert result.ended == "overloaded"
     assert result.ended_s < 70.0
     assert "overloaded" in result.warnings[0]
@@ -224,7 +224,7 @@ def test_a_load_without_hope_is_stopped() -> None:
 
 def test_a_burst_that_drains_is_no_overload() -> None:
     plan = plan_of(Load(arrivals=Arrivals.CONSTANT, rate=1000.0, requests=400))
-    result = simulated(plan, engine(max_num_seqs=2), limits=Limits(overload_s=5.0))
+    result = simulated(plan, engine(max_num_seqs=2, debug=False), limits=Limits(overload_s=5.0))
     assert result.ended == "complete"
 
 
@@ -267,7 +267,7 @@ def test_the_folder_is_a_run_like_any_other(tmp_path: Path) -> None:
 
 def test_an_overloaded_run_says_so_in_its_verdict(tmp_path: Path) -> None:
     plan = plan_of(Load(arrivals=Arrivals.POISSON, rate=20.0, duration_s=200.0))
-    result = simulated(plan, engine(max_num_seqs=2), limits=Limits(overload_s=60.0))
+    result = simulated(plan, engine(max_num_seqs=2, debug=False), limits=Limits(overload_s=60.0))
     analysis = analyse(write_run(tmp_path / "run", result, plan, target={"model": "m"}))
     assert "cannot take this load" in analysis.verdict.headline
     assert analysis.verdict.exit_code == 2

@@ -107,7 +107,7 @@ def test_a_real_run_of_the_default_model(default_path: Path, tmp_path: Path, pol
     num_blocks = 24
     log = tmp_path / "calls.jsonl"
     backend = ModelBackend(loaded, num_blocks, 16)
-    stats = record(log, backend, policy=policy, num_blocks=num_blocks, requests=12, vocab=loaded.info.vocab_size)
+    stats = record(log, backend, policy=policy, num_blocks=num_blocks, requests=10, vocab=loaded.info.vocab_size)
     assert stats.preemptions > 0
     assert stats.prefix_hits_tokens > 0
     _, calls = read_calls(log)

@@ -76,7 +76,7 @@ class Member:
     def utilisation(self) -> float:
         """Share of the time in which a step was computed."""
         usage = self.analysis.manifest.engine["usage"]
-        return sum(one["utilisation"] for one in usage.values()) / len(usage)
+        return float(sum(one["utilisation"] for one in usage.values()) / len(usage))
 
     def line(self) -> str:
         """In one line, for whoever watches."""
