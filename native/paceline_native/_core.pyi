@@ -51,10 +51,16 @@ def pack(
     kind: str,
     bias: Buffer | None = None,
     gated: bool = False,
-    group: int = 32,
+    group: int | None = None,
     minimum: bool = False,
+) -> PackedLinear:
+    """Of float32 [channels, inputs]. `group` inputs share a scale: int4's weights and activations (32, 64, 128; default
+    32), int8's activations (the same, or 0 for all of a row; default 64). `minimum`: int4 with 16 levels from a
+    group's lowest weight to its highest, instead of around zero."""
+
+def pack_int8(
+    weight: Buffer, scale: Buffer, group: int = 64, bias: Buffer | None = None, gated: bool = False
 ) -> PackedLinear: ...
-def pack_int8(weight: Buffer, scale: Buffer, bias: Buffer | None = None, gated: bool = False) -> PackedLinear: ...
 def pack_int4(
     weight: Buffer,
     scale: Buffer,

@@ -26,7 +26,6 @@ struct LinearJob {
   int64_t group;               // int4: inputs that share a scale
   bool has_minimum;            // int4: w = scale * q + minimum; else scale * (q - 8)
   const float* channel_scale;  // int8: [panels * panel]
-  const int32_t* channel_sum;  // int8: [panels * panel], sum of a channel's weights
   const float* bias;           // [panels * panel] or null
   bool gated;
   Activation activation;
@@ -36,9 +35,9 @@ struct LinearJob {
   int64_t rows;
   int64_t blocks;     // row block b holds rows [b * rows / blocks, (b + 1) * rows / blocks)
   uint8_t* prepared;  // `Kernels::prepared_row_bytes` a row; null where x itself is what the inner loop reads
-  float* row_scale;   // int8: [rows]; int4: [rows][depth / group]
-  // int4: [rows][depth / group]. With minimums, the row's scale times the sum of the group's quantized activations;
-  // without, an int32, -8 times that sum.
+  float* row_scale;   // int8, int4: [rows][depth / group]
+  // int8, int4: [rows][depth / group]. With minimums, the row's scale times the sum of the group's quantized
+  // activations; without, an int32: what the group's sum of products starts with.
   float* row_sum;
   const float* residual;  // added to y after the activation; may be y itself
   int64_t residual_stride;
@@ -109,6 +108,7 @@ struct RopeJob {
 struct Kernels {
   const char* name;
   int64_t panel;        // channels of a weight panel
+  int64_t int8_offset;  // added to int8 weights when they are packed
   int64_t query_panel;  // queries that attention takes side by side
 
   int64_t (*block_rows)(WeightKind);  // most rows of a block

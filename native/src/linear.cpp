@@ -123,8 +123,10 @@ void check(const LinearShape& shape) {
     throw std::invalid_argument("int8 and int4 weights take at most " + std::to_string(kMostInputs) + " inputs, not " +
                                 std::to_string(shape.in_features));
   }
-  if (shape.kind == WeightKind::kInt4 && shape.group != 32 && shape.group != 64 && shape.group != 128) {
-    throw std::invalid_argument("group is " + std::to_string(shape.group) + "; it must be 32, 64 or 128");
+  const bool whole = shape.kind == WeightKind::kInt8 && shape.group == 0;
+  if (integers && !whole && shape.group != 32 && shape.group != 64 && shape.group != 128) {
+    throw std::invalid_argument("group is " + std::to_string(shape.group) + "; it must be 32, 64 or 128" +
+                                (shape.kind == WeightKind::kInt8 ? ", or 0 for a scale a row" : ""));
   }
 }
 
@@ -150,8 +152,9 @@ PackedLinear::PackedLinear(const LinearShape& shape) : shape_(shape), kernels_(&
   shape_.isa = kernels_->name;
   const int64_t panel = kernels_->panel, each = rounded(shape.outputs, panel) / panel;
   panels_ = shape.gated ? 2 * each : each;
-  const int64_t unit = shape.kind == WeightKind::kInt8 ? 4 : shape.kind == WeightKind::kInt4 ? shape.group : 1;
-  depth_ = rounded(shape.in_features, unit);
+  const bool integers = shape.kind == WeightKind::kInt8 || shape.kind == WeightKind::kInt4;
+  group_ = !integers ? 1 : shape.group ? shape.group : rounded(shape.in_features, 4);
+  depth_ = rounded(shape.in_features, group_);
   switch (shape.kind) {
     case WeightKind::kFloat32: panel_bytes_ = depth_ * panel * 4; break;
     case WeightKind::kBFloat16: panel_bytes_ = depth_ * panel * 2; break;
@@ -164,8 +167,7 @@ PackedLinear::PackedLinear(const LinearShape& shape) : shape_(shape), kernels_(&
   const int64_t words = rounded(panels_ * panel * 4, 64);
   const bool int8 = shape.kind == WeightKind::kInt8;
   scale_at_ = panels_ * panel_bytes_;
-  sum_at_ = scale_at_ + (int8 ? words : 0);
-  bias_at_ = sum_at_ + (int8 ? words : 0);
+  bias_at_ = scale_at_ + (int8 ? words : 0);
   bytes_ = bias_at_ + (shape.has_bias ? words : 0);
 }
 
@@ -219,12 +221,9 @@ void PackedLinear::pack_int8_panels(const Read& read) {
       const int64_t channel = channel_of(panel, lane), at = panel * kernels_->panel + lane;
       if (channel < 0) continue;
       reinterpret_cast<float*>(data_ + scale_at_)[at] = read(channel, row.get());
-      int32_t sum = 0;
       for (int64_t k = 0; k < shape_.in_features; ++k) {
-        out[(k / 4 * kernels_->panel + lane) * 4 + k % 4] = static_cast<uint8_t>(row[k]);
-        sum += row[k];
+        out[(k / 4 * kernels_->panel + lane) * 4 + k % 4] = static_cast<uint8_t>(row[k] + kernels_->int8_offset);
       }
-      reinterpret_cast<int32_t*>(data_ + sum_at_)[at] = sum;
     }
   });
 }
@@ -348,12 +347,11 @@ LinearJob PackedLinear::job() const {
   job.in_features = shape_.in_features;
   job.depth = depth_;
   job.outputs = shape_.outputs;
-  job.group = shape_.group;
+  job.group = group_;
   job.has_minimum = shape_.has_minimum;
   job.gated = shape_.gated;
   if (shape_.kind == WeightKind::kInt8) {
     job.channel_scale = reinterpret_cast<const float*>(data_ + scale_at_);
-    job.channel_sum = reinterpret_cast<const int32_t*>(data_ + sum_at_);
   }
   if (shape_.has_bias) job.bias = reinterpret_cast<const float*>(data_ + bias_at_);
   return job;
@@ -375,7 +373,7 @@ void PackedLinear::apply(const LinearCall& call) const {
   job.y_stride = call.y_stride;
 
   const int64_t row_bytes = depth_ * (integers ? 1 : 4);
-  const int64_t scales = integers ? call.rows * (shape_.kind == WeightKind::kInt4 ? depth_ / shape_.group : 1) : 0;
+  const int64_t scales = integers ? call.rows * (depth_ / group_) : 0;
   const int64_t prepared_floats = rounded(call.rows * row_bytes, 64) / 4;
   float* const scratch = thread_scratch(prepared_floats + 2 * scales + 16);
   job.prepared = reinterpret_cast<uint8_t*>(scratch);
@@ -421,7 +419,8 @@ void PackedLinear::unpack(float* out) const {
         case WeightKind::kFloat32: row[k] = reinterpret_cast<const float*>(data)[at]; break;
         case WeightKind::kBFloat16: row[k] = from_bfloat16(reinterpret_cast<const uint16_t*>(data)[at]); break;
         case WeightKind::kInt8:
-          row[k] = static_cast<float>(static_cast<int8_t>(data[(k / 4 * width + lane) * 4 + k % 4])) *
+          row[k] = static_cast<float>(
+                       static_cast<int8_t>(data[(k / 4 * width + lane) * 4 + k % 4] - kernels_->int8_offset)) *
                    reinterpret_cast<const float*>(data_ + scale_at_)[i];
           break;
         case WeightKind::kInt4: {

@@ -17,7 +17,7 @@ struct LinearShape {
   int64_t outputs = 0;  // columns of y; a gated map has twice as many channels, those of the gate first
   bool gated = false;
   bool has_bias = false;
-  int64_t group = 0;         // int4 alone
+  int64_t group = 0;         // inputs that share a scale: int4's weights; int8's activations, 0 for all of a row
   bool has_minimum = false;  // int4 alone
 
   int64_t channels() const { return gated ? 2 * outputs : outputs; }
@@ -78,10 +78,11 @@ class PackedLinear {
 
   LinearShape shape_;
   const Kernels* kernels_;
+  int64_t group_;  // int8, int4: inputs that share a scale
   int64_t depth_;  // in_features, padded
   int64_t panels_;
   int64_t panel_bytes_;
-  int64_t scale_at_, sum_at_, bias_at_, bytes_;  // offsets of what follows the panels
+  int64_t scale_at_, bias_at_, bytes_;  // offsets of what follows the panels
   uint8_t* data_ = nullptr;
   std::shared_ptr<void> owner_;
 };

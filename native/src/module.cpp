@@ -1,6 +1,7 @@
 // What Python sees. Every call checks its arguments, releases the GIL and hands plain structs to the kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -56,7 +57,7 @@ LinearShape linear_shape(WeightKind kind, const View& weight, bool gated, int64_
   if (gated && weight.shape[0] % 2) throw nb::value_error("a gated map has an even number of channels, gate before up");
   shape.outputs = gated ? weight.shape[0] / 2 : weight.shape[0];
   shape.gated = gated;
-  if (kind == WeightKind::kInt4) shape.group = group;
+  if (kind == WeightKind::kInt4 || kind == WeightKind::kInt8) shape.group = group;
   return shape;
 }
 
@@ -66,20 +67,21 @@ View bias_view(nb::handle bias, const View& weight) {
   return found;
 }
 
-PackedLinear pack(nb::handle weight, const std::string& kind, nb::handle bias, bool gated, int64_t group,
+PackedLinear pack(nb::handle weight, const std::string& kind, nb::handle bias, bool gated, std::optional<int64_t> group,
                   bool minimum) {
   const View w = view(weight, "weight", Type::kFloat32, 2), b = bias_view(bias, w);
-  LinearShape shape = linear_shape(kind_of(kind), w, gated, group);
+  const WeightKind chosen = kind_of(kind);
+  LinearShape shape = linear_shape(chosen, w, gated, group.value_or(chosen == WeightKind::kInt8 ? 64 : 32));
   shape.has_minimum = minimum && shape.kind == WeightKind::kInt4;
   const nb::gil_scoped_release release;
   return PackedLinear::pack(shape, w.as<float>(), w.stride[0], b.as<float>());
 }
 
-PackedLinear pack_int8(nb::handle weight, nb::handle scale, nb::handle bias, bool gated) {
+PackedLinear pack_int8(nb::handle weight, nb::handle scale, int64_t group, nb::handle bias, bool gated) {
   const View w = view(weight, "weight", Type::kInt8, 2), b = bias_view(bias, w);
   const View s = view(scale, "scale", Type::kFloat32, 1);
   expect_size(s, "scale", 0, w.shape[0]);
-  const LinearShape shape = linear_shape(WeightKind::kInt8, w, gated, 0);
+  const LinearShape shape = linear_shape(WeightKind::kInt8, w, gated, group);
   const nb::gil_scoped_release release;
   return PackedLinear::pack_int8(shape, w.as<int8_t>(), w.stride[0], s.as<float>(), b.as<float>());
 }
@@ -354,9 +356,9 @@ NB_MODULE(_core, m) {
       .def_prop_ro("nbytes", &PackedLinear::bytes)
       .def_prop_ro("in_features", [](const PackedLinear& map) { return map.shape().in_features; })
       .def_prop_ro("out_features", [](const PackedLinear& map) { return map.shape().outputs; });
-  m.def("pack", &pack, "weight"_a, "kind"_a, "bias"_a = nb::none(), "gated"_a = false, "group"_a = 32,
+  m.def("pack", &pack, "weight"_a, "kind"_a, "bias"_a = nb::none(), "gated"_a = false, "group"_a = nb::none(),
         "minimum"_a = false);
-  m.def("pack_int8", &pack_int8, "weight"_a, "scale"_a, "bias"_a = nb::none(), "gated"_a = false);
+  m.def("pack_int8", &pack_int8, "weight"_a, "scale"_a, "group"_a = 64, "bias"_a = nb::none(), "gated"_a = false);
   m.def("pack_int4", &pack_int4, "weight"_a, "scale"_a, "minimum"_a = nb::none(), "group"_a = 32, "bias"_a = nb::none(),
         "gated"_a = false);
   m.def("restore", &restore, "description"_a, "data"_a);

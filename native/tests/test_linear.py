@@ -10,9 +10,11 @@ import pytest
 from conftest import astray, floats, within
 from paceline_native.contracts import ACTIVATIONS, GROUPS, KINDS, LINEAR, dequantized_rows, linear, rounding_bound
 
-VARIANTS = [("float32", 0, False), ("bfloat16", 0, False), ("int8", 0, False)] + [
-    ("int4", group, minimum) for group in GROUPS for minimum in (False, True)
-]
+VARIANTS = (
+    [("float32", None, False), ("bfloat16", None, False)]
+    + [("int8", group, False) for group in (0, 32, 64, 128)]
+    + [("int4", group, minimum) for group in GROUPS for minimum in (False, True)]
+)
 
 
 def unpacked(packed: Any) -> Any:
@@ -25,10 +27,9 @@ def unpacked(packed: Any) -> Any:
 
 def as_multiplied(x: Any, packed: Any) -> Any:
     """Activations as this kind of weight meets them."""
-    kind = packed.description["kind"]
-    if kind == "int8":
-        return dequantized_rows(x)
-    return dequantized_rows(x, packed.description["group"]) if kind == "int4" else x
+    if packed.description["kind"] not in ("int8", "int4"):
+        return x
+    return dequantized_rows(x, packed.description["group"] or None)
 
 
 def run(packed: Any, x: Any, **kwargs: Any) -> Any:
@@ -40,10 +41,16 @@ def run(packed: Any, x: Any, **kwargs: Any) -> Any:
 @pytest.mark.parametrize("sizes", LINEAR.samples, ids=lambda s: "x".join(map(str, s.values())))
 @pytest.mark.parametrize(("kind", "group", "minimum"), VARIANTS)
 def test_contract(
-    isa: str, threads: int, random: np.random.Generator, kind: str, group: int, minimum: bool, sizes: dict[str, int]
+    isa: str,
+    threads: int,
+    random: np.random.Generator,
+    kind: str,
+    group: int | None,
+    minimum: bool,
+    sizes: dict[str, int],
 ) -> None:
     weight, x = floats(random, sizes["outputs"], sizes["inputs"]), floats(random, sizes["rows"], sizes["inputs"])
-    packed = native.pack(weight, kind, group=group or 32, minimum=minimum)
+    packed = native.pack(weight, kind, group=group, minimum=minimum)
     seen = unpacked(packed)
     found = run(packed, x)
     within(found, LINEAR, as_multiplied(x, packed), seen)
@@ -118,11 +125,12 @@ def test_extreme_weights(isa: str, random: np.random.Generator, kind: str) -> No
 
 @pytest.mark.parametrize("sign", [-1, 1])
 @pytest.mark.parametrize("rows", [1, 8])
-def test_largest_products_do_not_saturate(isa: str, sign: int, rows: int) -> None:
+@pytest.mark.parametrize("group", [0, 64])
+def test_largest_products_do_not_saturate(isa: str, sign: int, rows: int, group: int) -> None:
     """All of 127 * 127, over as many inputs as there may be: neither 16 nor 32 bits may overflow."""
     inputs = 65536
     weight = np.full((16, inputs), sign * 127, dtype=np.int8)
-    packed = native.pack_int8(weight, np.ones(16, dtype=np.float32))
+    packed = native.pack_int8(weight, np.ones(16, dtype=np.float32), group=group)
     found = run(packed, np.full((rows, inputs), 127, dtype=np.float32))
     np.testing.assert_allclose(found, sign * 127.0 * 127 * inputs, rtol=1e-6)
     nibbles = native.pack_int4(
@@ -179,6 +187,17 @@ def test_quantization_error(isa: str, random: np.random.Generator, kind: str) ->
     assert (error <= allowed * 1.01 + 1e-7).all()
 
 
+def test_groups_keep_an_outlier_from_drowning_its_row(isa: str, random: np.random.Generator) -> None:
+    """One activation of 1000 among many of about 1: with a scale for each 64 inputs, only its own group is coarse."""
+    weight, x = floats(random, 40, 512), floats(random, 3, 512)
+    x[:, 100] = 1000
+    errors = []
+    for group in (0, 64):
+        packed = native.pack(weight, "int8", group=group)
+        errors.append(np.abs(run(packed, x) - linear(x, unpacked(packed))).mean())
+    assert errors[1] < errors[0] / 2
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_bytes_can_be_kept_and_used_again(isa: str, random: np.random.Generator, kind: str, gated: bool) -> None:
@@ -219,6 +238,8 @@ def test_errors_name_the_argument(isa: str, random: np.random.Generator) -> None
         native.pack(weight, "int2")
     with pytest.raises(ValueError, match="group is 48"):
         native.pack(weight, "int4", group=48)
+    with pytest.raises(ValueError, match="group is 4; it must be 32, 64 or 128, or 0"):
+        native.pack(weight, "int8", group=4)
     with pytest.raises(ValueError, match="even number of channels"):
         native.pack(weight[:5], "float32", gated=True)
     with pytest.raises(ValueError, match="not finite"):

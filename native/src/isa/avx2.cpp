@@ -16,8 +16,8 @@ namespace {
 
 const Kernels& kernels_avx2() {
   static const Kernels kernels = {
-      "avx2",       kPanel,        kQueryPanel,  block_rows, prepare, multiply, attention_scratch,
-      attend_chunk, attend_decode, merge_decode, rms_norm,   gate,    rope,     argmax};
+      "avx2",       kPanel,        kInt8Offset,  kQueryPanel, block_rows, prepare, multiply, attention_scratch,
+      attend_chunk, attend_decode, merge_decode, rms_norm,    gate,       rope,    argmax};
   return kernels;
 }
 

@@ -14,6 +14,7 @@ constexpr Index kInt8Rows = PACELINE_VNNI ? 6 : 4;  // without VNNI, products ne
 constexpr Index kInt4Rows = 4;
 #endif
 constexpr Index kMostRows = kFloatRows;
+constexpr int kInt8Offset = PACELINE_VNNI ? 128 : 0;  // added to stored weights
 
 struct Block {
   Index low, rows;
@@ -93,46 +94,46 @@ PACELINE_INLINE Quantizer quantizer(int32_t bits) {
   return {largest / 127.0f, 127.0f / largest};
 }
 
-// kWidth activations as bytes, `flip` to store q + 128; rounds half to even. Returns through `out`.
-PACELINE_INLINE void quantize_vector(const float* x, Mask m, Floats inverse, bool flip, int8_t* out) {
+// kWidth activations as bytes, rounded half to even; returns them as integers too.
+PACELINE_INLINE Ints quantize_vector(const float* x, Mask m, Floats inverse, int8_t* out) {
   const Ints q = to_ints(mul(load(x, m), inverse));
 #if defined(__AVX512F__)
-  __m128i bytes = _mm512_cvtepi32_epi8(q);
-  if (flip) bytes = _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(0x80)));
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), bytes);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(q));
 #else
   const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
-  __m128i bytes = _mm_packs_epi16(words, words);
-  if (flip) bytes = _mm_xor_si128(bytes, _mm_set1_epi8(static_cast<char>(0x80)));
-  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), bytes);
+  _mm_storel_epi64(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(words, words));
 #endif
+  return q;
 }
 
-// Activations [low, high) of a row into [k / 4][rows][4]; `out` is the row's place in the block.
-PACELINE_INLINE void quantize_span(const float* x, Index low, Index high, Index in_features, float inverse, bool flip,
-                                   uint8_t* out, Index rows) {
+// Activations [low, high) of a row into [k / 4][rows][4]; `out` is the row's place in the block. Returns their sum.
+// (Where one is not finite, inverse is 0: 0 times infinity is NaN, which becomes the lowest integer. No matter: the
+// scale is NaN.)
+PACELINE_INLINE int32_t quantize_span(const float* x, Index low, Index high, Index in_features, float inverse,
+                                      uint8_t* out, Index rows) {
   int8_t bytes[kWidth];
-  // An infinite or NaN input has inverse 0; 0 * infinity is NaN, which converts to the lowest integer and saturates.
+  Ints total = no_ints();
   for (Index k = low; k < high; k += kWidth) {
-    const Index inside = in_features - k;
-    quantize_vector(x + k, first(inside > 0 ? inside : 0), all(inverse), flip, bytes);
+    const Index inside = (high < in_features ? high : in_features) - k;
+    total = add_ints(total, quantize_vector(x + k, first(inside > 0 ? inside : 0), all(inverse), bytes));
     const Index units = (high - k < kWidth ? high - k : kWidth) / 4;
     for (Index u = 0; u < units; ++u) __builtin_memcpy(out + (k / 4 + u) * rows * 4, bytes + u * 4, 4);
   }
+  int32_t lanes[kWidth];
+  __builtin_memcpy(lanes, &total, sizeof total);
+  uint32_t sum = 0;  // wraps where lanes are meaningless
+  for (int32_t lane : lanes) sum += static_cast<uint32_t>(lane);
+  return static_cast<int32_t>(sum);
 }
 
-void prepare_int8(const LinearJob& job, Block block) {
-  constexpr bool flip = PACELINE_VNNI;  // one side of VPDPBUSD is unsigned
-  uint8_t* out = job.prepared + block.low * row_bytes(job);
-  for (Index r = 0; r < block.rows; ++r) {
-    const float* x = job.x + (block.low + r) * job.x_stride;
-    const Quantizer found = quantizer(largest_bits(x, job.in_features));
-    job.row_scale[block.low + r] = found.scale;
-    quantize_span(x, 0, job.depth, job.in_features, found.inverse, flip, out + r * 4, block.rows);
-  }
+// Where sums of products start: weights are stored with an offset that this takes away, -offset times the sum of
+// activations. int4 without minimums is q - 8; int8 for VNNI, whose one side is unsigned, q + 128.
+PACELINE_INLINE int32_t start_of(const LinearJob& job, int32_t sum) {
+  const uint32_t offset = job.kind == WeightKind::kInt4 ? 8 : kInt8Offset;
+  return static_cast<int32_t>(0u - offset * static_cast<uint32_t>(sum));
 }
 
-void prepare_int4(const LinearJob& job, Block block) {
+void prepare_integers(const LinearJob& job, Block block) {
   uint8_t* out = job.prepared + block.low * row_bytes(job);
   const Index groups = job.depth / job.group;
   for (Index r = 0; r < block.rows; ++r) {
@@ -141,19 +142,13 @@ void prepare_int4(const LinearJob& job, Block block) {
       const Index low = g * job.group, high = low + job.group;
       const Index inside = (high < job.in_features ? high : job.in_features) - low;
       const Quantizer found = quantizer(largest_bits(x + low, inside));
-      uint8_t* row = out + r * 4;
-      quantize_span(x, low, high, job.in_features, found.inverse, false, row, block.rows);
-      int32_t total = 0;
-      for (Index k = low / 4; k < high / 4; ++k) {
-        for (Index j = 0; j < 4; ++j) total += static_cast<int8_t>(row[k * block.rows * 4 + j]);
-      }
+      const int32_t sum = quantize_span(x, low, high, job.in_features, found.inverse, out + r * 4, block.rows);
       const Index at = (block.low + r) * groups + g;
       job.row_scale[at] = found.scale;
       if (job.has_minimum) {
-        job.row_sum[at] = found.scale * static_cast<float>(total);
+        job.row_sum[at] = found.scale * static_cast<float>(sum);
       } else {
-        // Weights are q - 8: sums of products start at -8 times the sum of activations.
-        reinterpret_cast<int32_t*>(job.row_sum)[at] = -8 * total;
+        reinterpret_cast<int32_t*>(job.row_sum)[at] = start_of(job, sum);
       }
     }
   }
@@ -164,8 +159,8 @@ void prepare(const LinearJob& job, int64_t index) {
   switch (job.kind) {
     case WeightKind::kFloat32:
     case WeightKind::kBFloat16: return prepare_floats(job, block);
-    case WeightKind::kInt8: return prepare_int8(job, block);
-    case WeightKind::kInt4: return prepare_int4(job, block);
+    case WeightKind::kInt8:
+    case WeightKind::kInt4: return prepare_integers(job, block);
   }
 }
 
@@ -248,13 +243,11 @@ PACELINE_INLINE Ints dot(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
 PACELINE_INLINE Ints broadcast4(const uint8_t* p) { return _mm512_set1_epi32(read_int(p)); }
 PACELINE_INLINE Ints low_nibbles(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 PACELINE_INLINE Ints high_nibbles(Ints x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
-PACELINE_INLINE Ints times_128(Ints x) { return _mm512_slli_epi32(x, 7); }
 #else
 #if PACELINE_VNNI
 PACELINE_INLINE Ints dot(Ints sum, Ints unsigned_bytes, Ints signed_bytes) {
   return _mm256_dpbusd_avx_epi32(sum, unsigned_bytes, signed_bytes);
 }
-PACELINE_INLINE Ints times_128(Ints x) { return _mm256_slli_epi32(x, 7); }
 #endif
 PACELINE_INLINE Ints broadcast4(const uint8_t* p) { return _mm256_set1_epi32(read_int(p)); }
 PACELINE_INLINE Ints low_nibbles(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
@@ -269,8 +262,8 @@ PACELINE_INLINE void int8_step(const uint8_t* a, const uint8_t* w, Ints (&sums)[
   PACELINE_UNROLL
   for (Index r = 0; r < R; ++r) {
     const Ints x = broadcast4(a + r * 4);
-    sums[r][0] = dot(sums[r][0], x, w0);
-    sums[r][1] = dot(sums[r][1], x, w1);
+    sums[r][0] = dot(sums[r][0], w0, x);
+    sums[r][1] = dot(sums[r][1], w1, x);
     keep(sums[r][0]);
     keep(sums[r][1]);
   }
@@ -291,43 +284,57 @@ PACELINE_INLINE void int8_step(const uint8_t* a, const uint8_t* w, Ints (&sums)[
 #endif
 }
 
+// Integer sums of the groups, each times its rows' scales, add up in the tile; the channels' scales come last.
 template <Index R>
 void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Place place, Part, float* tile) {
   constexpr Index U = R == 1 ? 4 : R <= 3 ? 2 : 1;
-  Ints sums[U][R][kVectors];
-  PACELINE_UNROLL
-  for (Index u = 0; u < U; ++u) {
+  const Index groups = job.depth / job.group, steps = job.group / 4;
+  const uint8_t* a = prepared;
+  const uint8_t* w = panel;
+  for (Index g = 0; g < groups; ++g) {
+    Ints sums[U][R][kVectors];
     PACELINE_UNROLL
     for (Index r = 0; r < R; ++r) {
+      const float* start = job.row_sum + (place.row + r) * groups + g;
       PACELINE_UNROLL
-      for (Index v = 0; v < kVectors; ++v) sums[u][r][v] = no_ints();
+      for (Index u = 0; u < U; ++u) {
+        sums[u][r][0] = sums[u][r][1] = kInt8Offset && u == 0 ? all_ints(read_int(start)) : no_ints();
+      }
     }
-  }
-  const Index steps = job.depth / 4;
-  Index k = 0;
-  for (; k + U <= steps; k += U) {
+    Index k = 0;
+    for (; k + U <= steps; k += U) {
+      PACELINE_UNROLL
+      for (Index u = 0; u < U; ++u) int8_step<R>(a + u * R * 4, w + u * kPanel * 4, sums[u]);
+      a += U * R * 4;
+      w += U * kPanel * 4;
+    }
+    if (U > 1) {
+      for (; k < steps; ++k) {
+        int8_step<R>(a, w, sums[0]);
+        a += R * 4;
+        w += kPanel * 4;
+      }
+    }
     PACELINE_UNROLL
-    for (Index u = 0; u < U; ++u) {
-      int8_step<R>(prepared + (k + u) * R * 4, panel + (k + u) * kPanel * 4, sums[u]);
+    for (Index r = 0; r < R; ++r) {
+      const Floats scale = all(job.row_scale[(place.row + r) * groups + g]);
+      PACELINE_UNROLL
+      for (Index v = 0; v < kVectors; ++v) {
+        Ints total = sums[0][r][v];
+        PACELINE_UNROLL
+        for (Index u = 1; u < U; ++u) total = add_ints(total, sums[u][r][v]);
+        float* cell = tile + r * kPanel + v * kWidth;
+        store(cell, g ? fma(to_floats(total), scale, load(cell)) : mul(to_floats(total), scale));
+      }
     }
-  }
-  if (U > 1) {
-    for (; k < steps; ++k) int8_step<R>(prepared + k * R * 4, panel + k * kPanel * 4, sums[0]);
   }
   PACELINE_UNROLL
-  for (Index r = 0; r < R; ++r) {
-    const Floats x_scale = all(job.row_scale[place.row + r]);
+  for (Index v = 0; v < kVectors; ++v) {
+    const Floats scale = load(job.channel_scale + place.channel + v * kWidth);
     PACELINE_UNROLL
-    for (Index v = 0; v < kVectors; ++v) {
-      Ints total = sums[0][r][v];
-      PACELINE_UNROLL
-      for (Index u = 1; u < U; ++u) total = add_ints(total, sums[u][r][v]);
-#if PACELINE_VNNI
-      // Activations are stored with 128 added.
-      total = sub_ints(total, times_128(load_ints(job.channel_sum + place.channel + v * kWidth)));
-#endif
-      const Floats scale = mul(x_scale, load(job.channel_scale + place.channel + v * kWidth));
-      store(tile + r * kPanel + v * kWidth, mul(to_floats(total), scale));
+    for (Index r = 0; r < R; ++r) {
+      float* cell = tile + r * kPanel + v * kWidth;
+      store(cell, mul(load(cell), scale));
     }
   }
 }

@@ -49,6 +49,8 @@ class NativeLinear:
     kind        "float32", "bfloat16", "int8" or "int4": how weights are stored. The last two also round activations
     gated       the weight is [2 * out, in], gate before up, and y = act(gate) * up + residual
     activation  "none", "silu", "gelu_tanh" or "relu"
+    group       inputs that share a scale, 32, 64 or 128: int4's weights and activations, int8's activations
+    minimum     int4 weights lie between a group's lowest and highest, as in GGUF's Q4_1, instead of around zero
     """
 
     __slots__ = ("activation", "in_features", "out_features", "packed")
@@ -61,9 +63,10 @@ class NativeLinear:
         kind: str = "float32",
         gated: bool = False,
         activation: str = "none",
-        group: int = 32,
+        group: int | None = None,
+        minimum: bool = False,
     ) -> None:
-        self.packed = native().pack(weight, kind, bias=bias, gated=gated, group=group)
+        self.packed = native().pack(weight, kind, bias=bias, gated=gated, group=group, minimum=minimum)
         self.in_features: int = self.packed.in_features
         self.out_features: int = self.packed.out_features
         self.activation = activation
