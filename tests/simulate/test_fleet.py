@@ -92,7 +92,7 @@ def test_prefix_aware_routing_computes_less_than_round_robin() -> None:
 
 def test_a_refused_request_has_ended() -> None:
     result = run([("a", whole())], [request(0, prompt=600), request(1)])
-    assert result.outcomes == {Outcome.DONE: 1, Outcome.REJECTED: 1, Outcome.FAILED: 0}
+    assert result.outcomes == {Outcome.DONE: 1, Outcome.REJECTED: 1, Outcome.FAILED: 0, Outcome.GIVEN_UP: 0}
     assert result.journeys[0].rejected is not None
 
 

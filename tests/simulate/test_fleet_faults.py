@@ -125,6 +125,7 @@ def test_retries_that_cannot_be(bad: dict[str, object]) -> None:
         Retry, st.sampled_from(["fail", "retry", "resume"]), st.integers(0, 3), st.sampled_from([0.0, 0.07])
     ),
     cold=st.booleans(),
+    timeout_s=st.sampled_from([0.03, 0.2, float("inf")]),
 )
 def test_whatever_dies_every_request_ends_once(
     arrivals: list[tuple[float, int, int]],
@@ -133,6 +134,7 @@ def test_whatever_dies_every_request_ends_once(
     router: str,
     retry: Retry,
     cold: bool,
+    timeout_s: float,
 ) -> None:
     blueprint = whole(cold_start_s=0.05, kv_bytes_per_token=1e5, network=LinkSpec(1e9, 1e-3))
     members = (
@@ -148,4 +150,23 @@ def test_whatever_dies_every_request_ends_once(
         router=make_router(router),
         retry=retry,
         cold=cold,
+        timeout_s=timeout_s,
     )
+
+
+def test_a_client_that_hangs_up_frees_its_place() -> None:
+    one = [("a", whole(cost=LAW))]
+    result = run(one, [request(0, output=90), request(1, at_s=0.5, output=1)], timeout_s=0.3)
+    assert result.outcomes[Outcome.GIVEN_UP] == 1
+    first, second = result.journeys
+    assert first.ended_s == pytest.approx(0.3, abs=0.0102)  # when the step under way has ended
+    assert first.tokens == pytest.approx(0.3 / 0.0101, abs=2)
+    assert second.token_s == pytest.approx([0.512])
+
+
+def test_clients_hang_up_while_nobody_is_there_and_on_the_wire() -> None:
+    cold = run([("a", whole(cost=LAW, cold_start_s=5.0))], [request(0)], cold=True, timeout_s=1.0)
+    assert cold.journeys[0].ended_s == 1.0
+    members = pools(1, 1, cost=LAW, kv_bytes_per_token=1e9, network=LinkSpec(1e9))  # 32 s on the wire
+    result = run(members, [request(0, prompt=32), request(1, at_s=40.0, output=1)], timeout_s=1.0)
+    assert result.outcomes == {Outcome.DONE: 1, Outcome.REJECTED: 0, Outcome.FAILED: 0, Outcome.GIVEN_UP: 1}

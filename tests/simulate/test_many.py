@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline.core.config import SchedulerConfig
@@ -99,6 +100,17 @@ def test_ctrl_c_keeps_what_is_known() -> None:
     result = run(FleetSetup(replicas=2), setup(law=Impatient()))
     assert result.ended == "interrupted"
     assert {record.error for record in result.records} == {None, ErrorClass.CANCELLED}
+
+
+def test_clients_of_a_fleet_give_up() -> None:
+    load = plan(rate=400.0, requests=400)
+    patient, hasty = (
+        msgspec.structs.replace(load, client=msgspec.structs.replace(load.client, timeout_s=timeout_s))
+        for timeout_s in (600.0, 1.0)
+    )
+    assert all(record.ok for record in run(FleetSetup(replicas=2), load=patient).records)
+    errors = {record.error for record in run(FleetSetup(replicas=2), load=hasty).records}
+    assert errors == {None, ErrorClass.TIMEOUT}
 
 
 def test_its_folder_is_a_run(tmp_path: Path) -> None:

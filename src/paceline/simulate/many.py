@@ -116,7 +116,7 @@ def simulate_fleet(
     """Serve the traffic to its end. Ctrl-C and overload end it early, as `drive` does."""
     watched = _Watched(traffic, setup, on_progress)
     members, options = fleet.parts(setup, seed)
-    many = Fleet(members, **options, on_end=watched.note)
+    many = Fleet(members, **options, timeout_s=setup.limits.timeout_s, on_end=watched.note)
     began = time.perf_counter()
     ended, run = "complete", None
     try:
@@ -214,6 +214,8 @@ def _record(journey: Journey, overheads: Overheads) -> RequestRecord:
         turned_away = journey.rejected.reason in (RejectReason.QUEUE_FULL, RejectReason.OVERLOADED)
         error, status = (ErrorClass.REJECTED, 429) if turned_away else (ErrorClass.HTTP_4XX, 400)
         why = journey.rejected.message
+    elif journey.outcome is Outcome.GIVEN_UP:
+        error, why = ErrorClass.TIMEOUT, "given up by its client"
     elif journey.outcome is not Outcome.DONE:
         error, why = ErrorClass.SERVER_ERROR_IN_STREAM, f"{journey.replica or 'the engine'} died"
     attempts = tuple(

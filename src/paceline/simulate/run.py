@@ -152,9 +152,9 @@ def simulate_only(
 ) -> tuple[Simulated, list[Arrival]]:
     """Simulate a plan and write nothing."""
     traffic, schedule = traffic_of(plan, setup)
-    if simulator is not None:
-        return simulator(traffic, setup, plan.seed, on_progress), schedule
     limits = replace(setup.limits, timeout_s=plan.client.timeout_s)
+    if simulator is not None:
+        return simulator(traffic, replace(setup, limits=limits), plan.seed, on_progress), schedule
     with _scheduler_maker(setup.call_log) as make_scheduler:
         replica = setup.make(plan.seed, make_scheduler)
         return drive(traffic, replica, overheads=setup.overheads, limits=limits, on_progress=on_progress), schedule

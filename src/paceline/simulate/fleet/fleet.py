@@ -50,11 +50,14 @@ class Fleet:
         outages: Sequence[Outage] = (),
         retry: Retry | None = None,
         overlap_layers: int | None = None,
+        timeout_s: float = inf,
         cold: bool = False,
         seed: int = 0,
         on_end: Callable[[Journey], None] | None = None,
     ) -> None:
-        """`cold`: members begin with their cold start at 0, instead of being up. `on_end` sees each ended request."""
+        """`cold`: members begin with their cold start at 0, instead of being up. A client hangs up `timeout_s` after it
+        sent its request. `on_end` sees each ended request.
+        """
         _check(members, outages)
         self._timeline = Timeline()
         self._ledgers = {role: Ledger() for role in Role}
@@ -71,6 +74,7 @@ class Fleet:
         self._handoffs = Handoffs(self._timeline, self._members, self._deliver, layers=overlap_layers)
         self._journeys: dict[str, Journey] = {}  # under way
         self._stranded: deque[Journey] = deque()  # nobody is up for them
+        self._timeout_s = timeout_s
         self._on_end = on_end
         self._run = FleetRun()
         self._traffic: Traffic | None = None
@@ -119,10 +123,28 @@ class Fleet:
         self._run.arrived += 1
         if keep:
             self._run.journeys.append(journey)
+        if self._timeout_s < inf:
+            self._timeline.at(arrival.sent_s + self._timeout_s, self._give_up, journey)
         self._place(now_s, journey)
+
+    def _give_up(self, now_s: float, journey: Journey) -> None:
+        """A client hangs up: an engine that has its request is told; on the way, it is dropped where it comes next."""
+        if journey.outcome is not None:
+            return
+        journey.given_up = True
+        member = self._members.get(journey.replica)
+        if journey in self._stranded:
+            self._stranded.remove(journey)
+            self._end(now_s, journey, Outcome.GIVEN_UP)
+        elif member is not None and member.is_up:
+            member.engine.cancel(journey.request_id, now_s)
+            self._watch(member)
 
     def _place(self, now_s: float, journey: Journey) -> None:
         """Send a request to where its prompt is computed."""
+        if journey.given_up:
+            self._end(now_s, journey, Outcome.GIVEN_UP)
+            return
         role, names = self._entrance()
         if not names:
             self._strand(now_s, journey)
@@ -168,6 +190,10 @@ class Fleet:
             self._deliver(now_s, journey, member)
 
     def _deliver(self, now_s: float, journey: Journey, member: Member) -> None:
+        if journey.given_up:
+            self._ledgers[member.role].ended(journey.request_id, journey.here)
+            self._end(now_s, journey, Outcome.GIVEN_UP)
+            return
         spec, answer = journey.remainder(first_only=member.role is Role.PREFILL)
         member.engine.deliver(spec, now_s, answer)
         self._watch(member)
@@ -236,7 +262,9 @@ class Fleet:
         journey.finish = finish
         journey.preemptions += finish.preemptions
         self._run.recomputed_tokens += finish.recomputed_tokens
-        if finish.reason in (FinishReason.ABORT, FinishReason.ERROR):
+        if journey.given_up:
+            self._end(now_s, journey, Outcome.GIVEN_UP)
+        elif finish.reason in (FinishReason.ABORT, FinishReason.ERROR):
             self._end(now_s, journey, Outcome.FAILED)
         elif member.role is Role.PREFILL and finish.reason is FinishReason.LENGTH and not self._whole(journey):
             self._hand_over(now_s, journey)

@@ -110,6 +110,11 @@ class Handoffs:
         if target.epoch != epoch:
             return  # it died meanwhile, and the fleet has taken the request back
         target.landed.append(needed)  # promised until the engine has looked at its inbox
+        if journey.given_up:
+            target.settle()
+            self._deliver(now_s, journey, target)
+            self.pull(now_s, target)
+            return
         spec, _ = journey.remainder()
         target.engine.scheduler.adopt(spec.prompt, spec.cache_salt)
         self._deliver(now_s, journey, target)

@@ -19,6 +19,7 @@ class Outcome(Enum):
     DONE = "done"
     REJECTED = "rejected"  # an engine said no
     FAILED = "failed"  # the engine that served it died, and it was not tried again
+    GIVEN_UP = "given_up"  # its client hung up
 
 
 @dataclass(slots=True)
@@ -31,7 +32,7 @@ class Loss:
     tokens: int  # that had reached the client by then
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Journey:
     """A request under way. `token_s[i]` is when its (i+1)-th delivery of tokens came, of `token_counts[i]` tokens.
 
@@ -54,6 +55,7 @@ class Journey:
     preemptions: int = 0
     here: int = 0  # tokens it got at the replica where it is now
     pace: Pace | None = None  # at which its client is shown tokens; `token_s` is when they were made
+    given_up: bool = False  # its client has hung up, and whoever has it next ends it
     transfer_s: float = 0.0  # between prefill and decode: waiting for room, and the wire
 
     @property
