@@ -66,11 +66,16 @@ def test_the_gain_shrinks_with_the_batch() -> None:
     requests=st.lists(st.tuples(st.integers(1, 200), st.integers(1, 60)), min_size=1, max_size=12),
     blocks=st.integers(20, 60),
     pooled=st.booleans(),
+    policy=st.sampled_from(["decode_first", "sarathi", "no_evict", "max_utilization", "orca", "static_batch"]),
 )
 def test_every_request_gets_its_tokens_whatever_is_accepted_and_preempted(
-    acceptance: tuple[float, ...], requests: list[tuple[int, int]], blocks: int, pooled: bool
+    acceptance: tuple[float, ...], requests: list[tuple[int, int]], blocks: int, pooled: bool, policy: str
 ) -> None:
-    blueprint = {"cost": LAW, "config": config(num_blocks=blocks), "speculation": Speculation(acceptance)}
+    blueprint = {
+        "cost": LAW,
+        "config": config(num_blocks=blocks, policy=policy),
+        "speculation": Speculation(acceptance),
+    }
     members = pools(1, 1, **blueprint) if pooled else [("a", whole(**blueprint))]
     arrivals = [request(i, 0.01 * i, prompt, output) for i, (prompt, output) in enumerate(requests)]
     run(members, arrivals)
@@ -82,3 +87,9 @@ def test_every_request_gets_its_tokens_whatever_is_accepted_and_preempted(
 def test_speculation_that_cannot_be(bad: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
         Speculation(**bad)  # type: ignore[arg-type]
+
+
+def test_a_policy_that_takes_drafts_for_prompts_is_refused() -> None:
+    for name in ("prefill_first", "sglang"):
+        with pytest.raises(ConfigError, match="choose another"):
+            whole(config=config(policy=name), speculation=Speculation((0.5,)))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from paceline.core.config import SchedulerConfig
+from paceline.core.policies.registry import ALIASES
 from paceline.core.protocols import CostModel
 from paceline.core.shape import StepShape
 from paceline.errors import ConfigError
@@ -50,6 +51,10 @@ class Blueprint:
             raise ConfigError(f"cold_start_s is {self.cold_start_s}; it must be 0 or more")
         if self.network is not None and self.network.bytes_per_s <= 0.0:
             raise ConfigError(f"the network moves {self.network.bytes_per_s} bytes/s; it must be above 0")
+        if self.speculation is not None and ALIASES.get(self.config.policy, self.config.policy) == "prefill_first":
+            # A sequence that got several tokens has several to catch up with, which this policy reads as a prompt under
+            # way, and it cuts one prompt at a time.
+            raise ConfigError("speculation is not simulated under the policy prefill_first: choose another")
         if self.role is not Role.WHOLE and not self.config.prefix_caching:
             raise ConfigError(
                 "prefill and decode pools hand KV over through the prefix cache: prefix_caching must be on"
