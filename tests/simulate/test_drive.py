@@ -228,7 +228,7 @@ def test_a_burst_that_drains_is_no_overload() -> None:
     assert result.ended == "complete"
 
 
-def test_ctrl_c_keeps_what_is_known() -> None:
+def test_ctrl_c_keeps_what_is_known(tmp_path: Path) -> None:
     class Impatient(Linear):
         def predict(self, shape: Any) -> Any:
             if self.asked > 200:
@@ -236,8 +236,11 @@ def test_ctrl_c_keeps_what_is_known() -> None:
             return super().predict(shape)
 
     replica = Replica("engine", SchedulerConfig(num_blocks=128, max_model_len=1024), Impatient())
-    result = simulated(plan_of(poisson()), replica)
+    plan = plan_of(poisson())
+    result = simulated(plan, replica)
     assert result.ended == "interrupted"
+    verdict = analyse(write_run(tmp_path / "run", result, plan, target={"model": "m"})).verdict
+    assert "was interrupted" in verdict.headline
     ended = [record for record in result.records if record.ok]
     cut = [record for record in result.records if record.error is ErrorClass.CANCELLED]
     assert ended

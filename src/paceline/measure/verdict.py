@@ -234,6 +234,8 @@ def _ending(manifest: Manifest, run: RunMetrics) -> Iterable[Reason]:
     elif ended != "complete" and manifest.kind == "real":
         state = "was interrupted" if ended == "interrupted" else "has no end (it runs, or it crashed)"
         yield Reason(Level.DEGRADED, "incomplete", f"the run {state} after {len(run.requests)} requests; resume it")
+    elif ended == "interrupted":
+        yield Reason(Level.DEGRADED, "incomplete", f"the simulation was interrupted after {len(run.requests)} requests")
 
 
 def run_end_s(manifest: Manifest) -> float:
