@@ -100,10 +100,16 @@ _HOPPER = Family(
     ),
 )
 # Not measured here. Boards with GDDR memory give a multiprocessor a third of the bandwidth that HBM does, so the loads
-# that it keeps in flight are enough to fill it; they run FlashAttention 2 as Ampere does.
-_GDDR = replace(_AMPERE.gemm, hbm_share=0.90, l2_ratio=4.0)
+# that it keeps in flight are enough to fill it; they run FlashAttention 2 as Ampere does. Their matrix units are slower
+# for the exponentials beside them (per multiprocessor and clock, half of an A100's), so softmax takes a smaller part of
+# attention: 0.67 of the multiplies' time there, a third here. Few tiles of experts are tuned for them.
 _AMPERE_GDDR = replace(
-    _AMPERE, flops_per_sm=155e12 / 84, gemm=_GDDR, decode=replace(_AMPERE.decode, share=0.87, reach=0.45)
+    _AMPERE,
+    flops_per_sm=155e12 / 84,
+    gemm=replace(_AMPERE.gemm, hbm_share=0.90, l2_ratio=4.0),
+    decode=replace(_AMPERE.decode, share=0.87, reach=0.45),
+    prefill=replace(_AMPERE.prefill, share=0.75),
+    experts=replace(_AMPERE.experts, tuned=False),
 )
 _ADA = replace(_AMPERE_GDDR, flops_per_sm=165e12 / 128)
 # Hopper's kernels with what makers' libraries are known to reach: a lower share of a higher peak.
