@@ -77,6 +77,11 @@ class Scheduler:
         """Whether any accepted request has not ended yet."""
         return bool(self._requests)
 
+    @property
+    def num_waiting(self) -> int:
+        """Requests in the queue."""
+        return len(self._waiting)
+
     def submit(self, spec: RequestSpec, now: float) -> Accepted | Rejected:
         """Take a request into the queue, or say why not. Accepted means: exactly one `Finish` will follow."""
         config = self.config

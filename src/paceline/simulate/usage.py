@@ -11,7 +11,7 @@ from paceline.core.scheduler import Scheduler
 from paceline.core.shape import shape_of
 from paceline.core.step import Bound, StepPlan
 
-SAMPLE_EVERY = 16  # steps between two looks at memory and queue
+SAMPLE_EVERY = 16  # steps between two looks at memory
 EXPLAIN_EVERY = 64  # steps between two looks at the operations of a step, which cost more
 SEATS = "seats"  # as many requests run as may
 
@@ -62,11 +62,11 @@ class _Sampled:
 
 
 class Usage:
-    """Counts as steps begin. Memory and queue are looked at in one step of `SAMPLE_EVERY`."""
+    """Counts as steps begin. Memory is looked at in one step of `SAMPLE_EVERY`."""
 
     __slots__ = (
         *("_bounds_s", "_busy_s", "_cost", "_prefill", "_rows", "_sampled"),
-        *("_scheduler", "_steps", "_tokens", "_waiting"),
+        *("_scheduler", "_steps", "_tokens"),
     )
 
     def __init__(self, cost: CostModel, scheduler: Scheduler) -> None:
@@ -79,7 +79,6 @@ class Usage:
         self._rows = 0
         self._bounds_s: dict[str, float] = {}
         self._sampled = _Sampled()
-        self._waiting = 0  # requests, when it was last looked at
 
     @property
     def steps(self) -> int:
@@ -126,14 +125,13 @@ class Usage:
         config = self._scheduler.config
         if tokens >= config.max_num_batched_tokens:
             return str(Bound.BUDGET.value)
-        if not self._waiting:
+        if not self._scheduler.num_waiting:
             return str(Bound.NOTHING.value)
         return SEATS if rows >= config.max_num_seqs else str(Bound.MEMORY.value)
 
     def _sample(self, plan: StepPlan, seconds: float) -> None:
         sampled, stats = self._sampled, self._scheduler.stats()
         used = stats.kv_blocks_used / stats.kv_blocks_total
-        self._waiting = stats.num_waiting
         sampled.seconds += seconds
         sampled.kv_used_s += used * seconds
         sampled.kv_used_max = max(sampled.kv_used_max, used)
