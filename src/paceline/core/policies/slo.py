@@ -188,18 +188,22 @@ class Slo(Policy):
 
     def _serve_in_time(self, desk: Desk, step: Envelope, urgent: list[Request], most: int) -> int:
         """Prompts whose first token can still come in time, the most urgent first; the tokens they got."""
-        urgent.sort(key=lambda request: (request.first_token_s is None, request.deadline_s))
-        # With many under way, newcomers begin only what they also end in this step: each holds memory.
-        whole = len(urgent) >= self.partial
+        under_way: dict[str, int] = {}  # by tenant
+        for request in urgent:
+            under_way[request.spec.tenant] = under_way.get(request.spec.tenant, 0) + 1
         given, may_begin, step.full = 0, True, False
         while given < most and not step.full:
-            head = self._newcomer(desk, urgent) if may_begin else None
-            if head is None and not urgent:
+            first = self._first(urgent)
+            head = self._newcomer(desk, first) if may_begin else None
+            if (request := head or first) is None:
                 break
-            request = head or urgent.pop(0)
-            if head is None and not request.holds_kv:
-                continue  # it gave way a moment ago
-            size = self._give(desk, step, request, most - given, whole=whole and head is not None)
+            if head is None:
+                urgent.remove(request)
+                if not request.holds_kv:
+                    continue  # it gave way a moment ago
+            # With many under way, newcomers begin only what they also end in this step: each holds memory.
+            whole = head is not None and under_way.get(request.spec.tenant, 0) >= self.partial
+            size = self._give(desk, step, request, most - given, whole=whole)
             given += size
             if not size and head is not None:
                 may_begin = False  # nobody overtakes the head
@@ -215,13 +219,20 @@ class Slo(Policy):
             return gap_s(request) < inf
         return request.deadline_s < inf and self._backlog.makes_it(desk, request)
 
-    def _newcomer(self, desk: Desk, urgent: list[Request]) -> Request | None:
-        """Who begins next, if he goes before all prompts under way."""
+    def _first(self, urgent: list[Request]) -> Request | None:
+        """Who goes on first of the prompts under way: whoever was evicted in an answer, then as in the line."""
+        answering = [request for request in urgent if request.first_token_s is not None]
+        if answering:
+            return min(answering, key=lambda request: request.deadline_s)
+        return self._line.first_of(urgent) if urgent else None
+
+    def _newcomer(self, desk: Desk, first: Request | None) -> Request | None:
+        """Who begins next, if he goes before the `first` of the prompts under way."""
         head = self._line.resumed()
-        if head is not None or (urgent and urgent[0].first_token_s is not None):
+        if head is not None or (first is not None and first.first_token_s is not None):
             return head
         head = self._line.punctual(lambda request: self._backlog.makes_it(desk, request))
-        return None if head is None or (urgent and not self._line.before(head, urgent[0])) else head
+        return None if head is None or (first is not None and not self._line.before(head, first)) else head
 
     def _serve_aside(self, desk: Desk, step: Envelope, late: dict[str, list[Request]], most: int) -> int:
         """Those who are late or were promised nothing, classes by their share of it; the tokens they got.

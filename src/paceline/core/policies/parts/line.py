@@ -8,8 +8,9 @@ Three queues, served in this order by the policy that owns the line:
 
 Whoever can no longer make it steps aside, so that one lost promise does not cost the next. Inside a class, in both of
 the last two, tenants take turns by a virtual counter of the tokens they have had (VTC, OSDI 2024): the one that had
-least is next, so a flood delays the flooder. A tenant that was away does not save up: it starts at the level of those
-who are served now. Classes share what is left by the same counter, divided by their weights.
+least is next, so a flood delays the flooder. A tenant that was away has saved up no more than a few prompts: those go
+first, and after them it takes turns with those who are served now. Classes share what is left by the same counter,
+divided by their weights.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 
 from paceline.core.request import Request
+
+CREDIT = 2048.0  # tokens that a tenant may have had less than those served now: what a quiet one sends goes first
 
 Entry = tuple[float, int, Request]  # what it is ordered by, place in line, request
 Live = Callable[[Entry], bool]
@@ -89,7 +92,7 @@ class Line:
         kind = self._classes.setdefault(request.kind.name, _Class())
         tenant = request.spec.tenant
         if tenant not in kind.punctual.heaps and tenant not in kind.aside.heaps:
-            kind.served[tenant] = max(kind.served.get(tenant, 0.0), kind.level)
+            kind.served[tenant] = max(kind.served.get(tenant, 0.0), kind.level - CREDIT)
         entry = (request.deadline_s, place, request)
         if request.deadline_s < inf:
             kind.punctual.push(entry, kind.served[tenant])
@@ -109,7 +112,7 @@ class Line:
         """Count tokens given to a request against its tenant; with `left`, against its class's share of the rest."""
         kind = self._classes[request.kind.name]
         tenant = request.spec.tenant
-        had = kind.served.get(tenant, kind.level)
+        had = kind.served.get(tenant, kind.level - CREDIT)
         kind.served[tenant] = had + tokens
         if left:
             self._left_level = max(self._left_level, kind.left)
@@ -125,6 +128,15 @@ class Line:
             served = self._classes[one.kind.name].served
             return served.get(one.spec.tenant, 0.0) < served.get(other.spec.tenant, 0.0)
         return one.deadline_s < other.deadline_s
+
+    def first_of(self, requests: list[Request]) -> Request:
+        """Who of these goes first: the earliest deadline names the class, and the tenant that had least is next."""
+        head = min(requests, key=lambda request: request.deadline_s)
+        served = self._classes[head.kind.name].served
+        if len(served) < 2:
+            return head
+        same = (request for request in requests if request.kind is head.kind)
+        return min(same, key=lambda request: (served.get(request.spec.tenant, 0.0), request.deadline_s))
 
     def resumed(self) -> Request | None:
         """Who goes on first of those preempted in an answer."""
