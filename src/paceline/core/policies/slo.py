@@ -189,8 +189,8 @@ class Slo(Policy):
     def _serve_in_time(self, desk: Desk, step: Envelope, urgent: list[Request], most: int) -> int:
         """Prompts whose first token can still come in time, the most urgent first; the tokens they got."""
         under_way: dict[str, int] = {}  # by tenant
-        for request in urgent:
-            under_way[request.spec.tenant] = under_way.get(request.spec.tenant, 0) + 1
+        for begun in urgent:
+            under_way[begun.spec.tenant] = under_way.get(begun.spec.tenant, 0) + 1
         given, may_begin, step.full = 0, True, False
         while given < most and not step.full:
             first = self._first(urgent)
