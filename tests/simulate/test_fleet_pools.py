@@ -108,3 +108,11 @@ def test_no_link_carries_more_than_it_can_however_early_layers_leave() -> None:
     arrivals = [request(i, at_s=0.02 * i, prompt=32, output=2) for i in range(20)]
     result = run(members, arrivals, overlap_layers=16)
     assert max(journey.token_s[1] for journey in result.done) > 20 * 0.032
+
+
+def test_prompts_wait_for_decode_engines_that_start_cold() -> None:
+    members = pools(1, 1, cost=LAW)
+    members[1] = ("d0", replace(members[1][1], cold_start_s=5.0))
+    (journey,) = run(members, [request(0, prompt=32, output=2)], cold=True).done
+    assert journey.token_s == pytest.approx([0.0132, 5.0 + 0.0101])
+    assert not journey.losses

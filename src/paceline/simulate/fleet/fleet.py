@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import inf
 
-from paceline.core.prefix import chain_root, extend_chain
 from paceline.core.step import Finish, FinishReason, Rejected
 from paceline.errors import ConfigError
 from paceline.route.policies.base import Ask, Router
@@ -26,15 +25,13 @@ from paceline.route.policies.registry import make_router
 from paceline.simulate.fleet.blueprint import Blueprint, Role
 from paceline.simulate.fleet.faults import Outage, Retry
 from paceline.simulate.fleet.handoff import Handoffs
-from paceline.simulate.fleet.journey import Journey, Outcome
+from paceline.simulate.fleet.journey import Journey, Outcome, ask_of
 from paceline.simulate.fleet.member import Member, State
 from paceline.simulate.fleet.report import FleetRun, summed
 from paceline.simulate.fleet.tiers import Tier, TierSpec, reload
 from paceline.simulate.fleet.timeline import Timeline
 from paceline.simulate.replica import Turn
 from paceline.simulate.traffic import Arrival, Traffic
-
-BLOCK_TOKENS = 256  # of the prefix blocks that routers and tiers look at, where a trace does not name its own
 
 
 class Fleet:
@@ -74,6 +71,7 @@ class Fleet:
         self._handoffs = Handoffs(self._timeline, self._members, self._deliver, layers=overlap_layers)
         self._journeys: dict[str, Journey] = {}  # under way
         self._stranded: deque[Journey] = deque()  # nobody is up for them
+        self._prefilled: deque[Journey] = deque()  # nobody is up to decode them
         self._timeout_s = timeout_s
         self._on_end = on_end
         self._run = FleetRun()
@@ -109,7 +107,8 @@ class Fleet:
         for ledger in self._ledgers.values():
             ledger.check_integrity()
         booked = sum(load.requests for ledger in self._ledgers.values() for load in ledger.loads())
-        assert booked + len(self._stranded) + self._run.waiting_to_retry == len(self._journeys), "a request is nowhere"
+        waiting = len(self._stranded) + len(self._prefilled)
+        assert booked + waiting + self._run.waiting_to_retry == len(self._journeys), "a request is nowhere"
         for member in self._members.values():
             if member.replica is not None:
                 member.replica.scheduler.check_integrity()
@@ -117,7 +116,7 @@ class Fleet:
     # Requests come
 
     def _arrive(self, now_s: float, arrival: Arrival, *, keep: bool) -> None:
-        journey = Journey(arrival, _ask_of(arrival))
+        journey = Journey(arrival, ask_of(arrival))
         assert journey.request_id not in self._journeys, f"{journey.request_id} is under way already"
         self._journeys[journey.request_id] = journey
         self._run.arrived += 1
@@ -133,10 +132,12 @@ class Fleet:
             return
         journey.given_up = True
         member = self._members.get(journey.replica)
-        if journey in self._stranded:
-            self._stranded.remove(journey)
-            self._end(now_s, journey, Outcome.GIVEN_UP)
-        elif member is not None and member.is_up:
+        for line in (self._stranded, self._prefilled):
+            if journey in line:
+                line.remove(journey)
+                self._end(now_s, journey, Outcome.GIVEN_UP)
+                return
+        if member is not None and member.is_up:
             member.engine.cancel(journey.request_id, now_s)
             self._watch(member)
 
@@ -200,10 +201,15 @@ class Fleet:
 
     def _strand(self, now_s: float, journey: Journey) -> None:
         """Nobody is up: wait for one, unless none will come."""
-        if any(member.state is State.STARTING or member.returns for member in self._members.values()):
+        if self._expected(self._entrance()[0]):
             self._stranded.append(journey)
         else:
             self._end(now_s, journey, Outcome.FAILED)
+
+    def _expected(self, role: Role) -> bool:
+        """Whether somebody of this role will be up again."""
+        members = (member for member in self._members.values() if member.role is role)
+        return any(member.state is not State.OFF or member.returns for member in members)
 
     # Replicas turn
 
@@ -276,10 +282,13 @@ class Fleet:
         return journey.tokens >= min(journey.arrival.spec.sampling.max_tokens, journey.arrival.output_tokens)
 
     def _hand_over(self, now_s: float, journey: Journey) -> None:
-        """Prefilled: pick who decodes. Nobody up: it starts over when somebody is."""
+        """Prefilled: pick who decodes. Its KV waits where it is until somebody is up, and is lost if nobody will be."""
         names = [member.name for member in self._members.values() if member.role is Role.DECODE and member.is_up]
         if not names:
-            self._lost(now_s, journey)
+            if self._expected(Role.DECODE) and self._members[journey.replica].is_up:
+                self._prefilled.append(journey)
+            else:
+                self._lost(now_s, journey)
             return
         ledger, ask = self._ledgers[Role.DECODE], journey.ask
         name = self._pick(self._decode_router, ledger, ask, names, hit_tokens=ask.prompt_tokens)
@@ -314,6 +323,9 @@ class Fleet:
         waiting, self._stranded = self._stranded, deque()
         for journey in waiting:
             self._place(now_s, journey)
+        prefilled, self._prefilled = self._prefilled, deque()
+        for journey in prefilled:
+            self._hand_over(now_s, journey)
 
     def _fail(self, now_s: float, member: Member, down_s: float) -> None:
         """A replica dies, and with it what it was doing."""
@@ -330,6 +342,10 @@ class Fleet:
                 router.left(member.name)
             for request_id in self._ledgers[member.role].leave(member.name):
                 self._lost(now_s, self._journeys[request_id])
+            gone = [journey for journey in self._prefilled if journey.replica == member.name]
+            for journey in gone:
+                self._prefilled.remove(journey)
+                self._lost(now_s, journey)
 
     def _come_back(self, now_s: float, member: Member) -> None:
         member.returns = False
@@ -361,21 +377,6 @@ class Fleet:
         for member in self._members.values():
             member.close(run.end_s)
             run.members.append(summed(member))
-
-
-def _ask_of(arrival: Arrival) -> Ask:
-    """What a router may know of an arrival."""
-    spec, planned = arrival.spec, arrival.planned
-    blocks: tuple[int | bytes, ...]
-    if planned is not None and planned.blocks and planned.turns == 1:
-        size = planned.block_tokens
-        blocks = planned.blocks[: len(spec.prompt) // size]
-    else:
-        size, chain = BLOCK_TOKENS, list[bytes]()
-        extend_chain(chain, chain_root("", spec.cache_salt), spec.prompt, size, len(spec.prompt) // size)
-        blocks = tuple(chain)
-    session = f"c{planned.index}" if planned is not None and planned.turns > 1 else ""
-    return Ask(spec.request_id, len(spec.prompt), blocks, size, session)
 
 
 def _check(members: Sequence[tuple[str, Blueprint]], outages: Sequence[Outage]) -> None:

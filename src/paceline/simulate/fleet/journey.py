@@ -7,10 +7,13 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from paceline.core.pace import Pace
+from paceline.core.prefix import chain_root, extend_chain
 from paceline.core.step import Finish, Rejected, RequestSpec
 from paceline.route.policies.base import Ask
 from paceline.simulate.backend import OUTPUT
 from paceline.simulate.traffic import Arrival
+
+BLOCK_TOKENS = 256  # of the prefix blocks that routers and tiers look at, where a trace does not name its own
 
 
 class Outcome(Enum):
@@ -122,3 +125,18 @@ class Journey:
         # Behind the first token a promise of the next one is that of a gap.
         ttft_s = spec.itl_s if had and spec.itl_s is not None else spec.ttft_s
         return replace(spec, prompt=spec.prompt + said, sampling=sampling, ttft_s=ttft_s), rest
+
+
+def ask_of(arrival: Arrival) -> Ask:
+    """What a router may know of an arrival."""
+    spec, planned = arrival.spec, arrival.planned
+    blocks: tuple[int | bytes, ...]
+    if planned is not None and planned.blocks and planned.turns == 1:
+        size = planned.block_tokens
+        blocks = planned.blocks[: len(spec.prompt) // size]
+    else:
+        size, chain = BLOCK_TOKENS, list[bytes]()
+        extend_chain(chain, chain_root("", spec.cache_salt), spec.prompt, size, len(spec.prompt) // size)
+        blocks = tuple(chain)
+    session = f"c{planned.index}" if planned is not None and planned.turns > 1 else ""
+    return Ask(spec.request_id, len(spec.prompt), blocks, size, session)
