@@ -91,3 +91,17 @@ def test_a_pause_is_bridged_by_what_is_held() -> None:
     assert max(b - a for a, b in pairwise(shown)) <= 0.08 + 1e-9
     _, bare = play(Pace(0.08, hold=1), [*[(0.02, 1)] * 30, (0.35, 1), *[(0.02, 1)] * 20])
     assert max(b - a for a, b in pairwise(bare)) > 0.2
+
+
+@given(PACES, STEPS)
+def test_the_end_alone_shows_what_is_held_and_nothing_else(pace: Pace, steps: list[tuple[float, int]]) -> None:
+    pacer, now, made = Pacer(pace), 0.0, 0
+    shown: list[float] = []
+    for takes_s, count in steps:
+        now += takes_s
+        made += count
+        shown += pacer.show(now, count)
+    shown += pacer.show(now + 1.0, 0, end=True)
+    assert len(shown) == made
+    assert pacer.held == 0
+    assert pacer.show(now + 2.0, 0, end=True) == []

@@ -60,16 +60,21 @@ class Pacer:
 
     def add(self, now: float, count: int) -> int:
         """`count` tokens are made; how many, of these and those held, are shown now."""
-        shown = self.advance(now)
-        if not count:
-            return shown
-        self.held += count
-        late = self.shown_s is None or now - self.shown_s >= self.pace.interval_s
-        at_once = max(self.held - self.pace.hold, 1 if late else 0)
+        pace, shown_s = self.pace, self.shown_s
+        shown = 0
+        due = shown_s is None or now - shown_s >= pace.interval_s
+        if due and self.held:
+            shown = self.advance(now)
+            assert self.shown_s is not None
+            due = now - self.shown_s >= pace.interval_s
+        held = self.held + count
+        at_once = max(held - pace.hold, min(held, 1) if due else 0)
         if at_once > 0:
-            self.held -= at_once
+            held -= at_once
+            shown += at_once
             self.shown_s = now
-        return shown + max(0, at_once)
+        self.held = held
+        return shown
 
     def show(self, now: float, count: int, *, end: bool = False) -> list[float]:
         """When those tokens were shown that are shown by now, `count` new ones among them; all, if this is the end."""
