@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import cache
 
 from paceline.errors import ConfigError
 
@@ -75,6 +76,7 @@ _ALIASES = {
 _BITS = re.compile(r"(\d+(?:\.\d+)?) ?bits?")
 
 
+@cache  # it is asked for several times in every prediction
 def find_precision(name: str, *, what: str = "precision") -> Precision:
     """The precision called `name`; "4.5bit" is any number of bits over all weights. ConfigError names the nearest."""
     key = name.strip().lower().replace("-", "_")
