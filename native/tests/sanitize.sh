@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer and runs their tests under both.
+# Builds the kernels with AddressSanitizer and UndefinedBehaviorSanitizer and runs their tests under both; and the thread
+# pool with ThreadSanitizer.
 # usage: native/tests/sanitize.sh [pytest options]. Needs g++, cmake, and a Python with nanobind, numpy and pytest.
 set -euo pipefail
 native=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -11,6 +12,9 @@ mkdir -p "$build/paceline_native"
 cmake -S "$native" -B "$build" -DPACELINE_SANITIZE=ON -DCMAKE_BUILD_TYPE=Release -DPython_EXECUTABLE="$python" >/dev/null
 cmake --build "$build" -j "${JOBS:-1}"
 cp "$native"/paceline_native/*.py "$build"/_core*.so "$build/paceline_native/"
+
+g++ -std=c++17 -O1 -g -fsanitize=thread "$native/tests/pool_races.cpp" "$native/src/pool.cpp" -o "$build/pool_races" -pthread
+"$build/pool_races"
 
 # The interpreter itself is not sanitized: the runtime is loaded before it, and its own leaks are not ours.
 runtime=$(g++ -print-file-name=libasan.so):$(g++ -print-file-name=libstdc++.so)

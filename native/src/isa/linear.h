@@ -6,7 +6,7 @@ constexpr Index kVectors = 2;
 constexpr Index kPanel = kVectors * kWidth;
 #if defined(__AVX512F__)
 constexpr Index kFloatRows = 12;  // 24 sums of 32 registers
-constexpr Index kInt8Rows = 12;
+constexpr Index kInt8Rows = 8;
 constexpr Index kInt4Rows = 6;  // more would spill: scales are in use beside the sums
 #else
 constexpr Index kFloatRows = 6;                     // 12 sums of 16 registers
@@ -457,12 +457,13 @@ using Tile = void (*)(const LinearJob&, const uint8_t* prepared, const uint8_t* 
 // Tables by the number of rows: [0] is for one row.
 #define PACELINE_4_ROWS(tile, ...) tile<1 __VA_ARGS__>, tile<2 __VA_ARGS__>, tile<3 __VA_ARGS__>, tile<4 __VA_ARGS__>
 #define PACELINE_6_ROWS(tile, ...) PACELINE_4_ROWS(tile, __VA_ARGS__), tile<5 __VA_ARGS__>, tile<6 __VA_ARGS__>
-#define PACELINE_12_ROWS(tile, ...)                                                                  \
-  PACELINE_6_ROWS(tile, __VA_ARGS__), tile<7 __VA_ARGS__>, tile<8 __VA_ARGS__>, tile<9 __VA_ARGS__>, \
-      tile<10 __VA_ARGS__>, tile<11 __VA_ARGS__>, tile<12 __VA_ARGS__>
+#define PACELINE_8_ROWS(tile, ...) PACELINE_6_ROWS(tile, __VA_ARGS__), tile<7 __VA_ARGS__>, tile<8 __VA_ARGS__>
+#define PACELINE_12_ROWS(tile, ...)                                                                    \
+  PACELINE_8_ROWS(tile, __VA_ARGS__), tile<9 __VA_ARGS__>, tile<10 __VA_ARGS__>, tile<11 __VA_ARGS__>, \
+      tile<12 __VA_ARGS__>
 #if defined(__AVX512F__)
 #define PACELINE_FLOAT_ROWS PACELINE_12_ROWS
-#define PACELINE_INT8_ROWS PACELINE_12_ROWS
+#define PACELINE_INT8_ROWS PACELINE_8_ROWS
 #define PACELINE_INT4_ROWS PACELINE_6_ROWS
 #else
 #define PACELINE_FLOAT_ROWS PACELINE_6_ROWS
