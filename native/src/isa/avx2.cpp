@@ -6,10 +6,16 @@
 namespace paceline {
 namespace {
 #include "vec.h"
+// Each needs those before it.
+#include "prepare.h"
+//
+#include "tiles.h"
 //
 #include "linear.h"
 //
 #include "attention.h"
+//
+#include "decode.h"
 //
 #include "rows.h"
 }  // namespace
