@@ -168,3 +168,22 @@ def test_malformed_traces_name_the_line(tmp_path: Path) -> None:
     assert not is_call_log(tmp_path / "absent")
     with pytest.raises(ConfigError, match=r"calls\.jsonl:1: not a line of a call log"):
         recorded(log)
+
+
+@pytest.mark.parametrize("weight", [-1.0, 0.0, math.nan, math.inf])
+def test_shares_that_are_none_are_refused(weight: float) -> None:
+    plan = BenchPlan(target=Target(url="x", model="m"), load=Load(arrivals=Arrivals.POISSON, rate=1.0, requests=3))
+    with pytest.raises(ConfigError, match="class shares"):
+        planned(plan, class_shares={"standard": weight})
+
+
+def test_prompts_that_no_engine_takes_are_refused_before_the_run_and_empty_ones_have_a_token() -> None:
+    def plan(tokens: int) -> BenchPlan:
+        load = Load(arrivals=Arrivals.POISSON, rate=1.0, requests=3)
+        return BenchPlan(
+            target=Target(url="x", model="m"), load=load, prompts=Prompts(input=Length(kind="fixed", value=tokens))
+        )
+
+    with pytest.raises(ConfigError, match="a prompt of more than"):
+        planned(plan(10**9))
+    assert [len(arrival.spec.prompt) for arrival in all_of(planned(plan(0)))] == [1, 1, 1]

@@ -33,6 +33,9 @@ from paceline.measure.schedule import Arrival as Planned
 from paceline.simulate.backend import FIRST_PROMPT, OUTPUT, STOP
 
 
+MOST_PROMPT = 1 << 24  # tokens; as numbers of Python's they take memory here
+
+
 @dataclass(frozen=True, slots=True)
 class Arrival:
     """One request. Times in seconds from the start of the schedule."""
@@ -120,6 +123,11 @@ class PlannedTraffic:
         class_shares: Mapping[str, float] | None = None,
         default_class: str = DEFAULT_CLASS,
     ) -> None:
+        longest = max(schedule, key=lambda one: max(wanted or 0 for wanted in one.inputs), default=None)
+        if longest is not None and max(wanted or 0 for wanted in longest.inputs) > MOST_PROMPT:
+            raise ConfigError(
+                f"request {longest.index} has a prompt of more than {MOST_PROMPT:,} tokens, which no engine takes"
+            )
         self._schedule, self._load = schedule, load
         self._make = SpecMaker(seed, max_tokens=max_tokens, class_shares=class_shares, default_class=default_class)
         self._next = 0  # of the schedule
@@ -209,8 +217,8 @@ class SpecMaker:
         self._default_class = default_class
         self._names = tuple(class_shares or ())
         self._shares = tuple((class_shares or {}).values())
-        if self._shares and (min(self._shares) < 0.0 or sum(self._shares) <= 0.0):
-            raise ConfigError(f"class shares are {dict(class_shares or {})}; they must be from 0 up, not all 0")
+        if self._shares and not (min(self._shares) >= 0.0 and 0.0 < sum(self._shares) < math.inf):
+            raise ConfigError(f"class shares are {dict(class_shares or {})}; they must be from 0 up, finite, not all 0")
         self._prompts = PromptMaker()
 
     def __call__(self, due: _Due, sent_s: float) -> Arrival:
@@ -248,6 +256,8 @@ class PromptMaker:
         if wanted is None:
             text = planned.texts[turn] if planned.texts else planned.messages
             wanted = max(1, round(len(text) / CHARS_PER_TOKEN))
+        if not turn:
+            wanted = max(1, wanted)  # an engine begins with something, if only with its first special token
         own = self._id((planned.index, turn))
         if turn or not (planned.blocks or planned.prefix):
             return (own,) * wanted
