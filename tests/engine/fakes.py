@@ -58,9 +58,12 @@ class ChainBackend:
             self._sample(request_id) if samples else ()
             for request_id, samples in zip(plan.ids, plan.samples, strict=True)
         ]
-        logprobs = tuple(tuple(TokenLogprob(token, -0.5, 1) for token in tokens) for tokens in sampled)
-        asked = any(self.specs[request_id].sampling.logprobs is not None for request_id in plan.ids)
-        return StepResult(plan.step, tuple(sampled), logprobs=logprobs if asked else (), seconds=0.001)
+        asked = [self.specs[request_id].sampling.logprobs is not None for request_id in plan.ids]
+        logprobs = tuple(
+            tuple(TokenLogprob(token, -0.5, 1) for token in tokens) if wanted else ()
+            for wanted, tokens in zip(asked, sampled, strict=True)
+        )
+        return StepResult(plan.step, tuple(sampled), logprobs=logprobs if any(asked) else (), seconds=0.001)
 
     def _sample(self, request_id: str) -> tuple[int, ...]:
         tokens = self.tokens[request_id]

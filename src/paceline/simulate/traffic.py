@@ -32,7 +32,6 @@ from paceline.measure.schedule import CHARS_PER_TOKEN, build_schedule, seeded
 from paceline.measure.schedule import Arrival as Planned
 from paceline.simulate.backend import FIRST_PROMPT, OUTPUT, STOP
 
-
 MOST_PROMPT = 1 << 24  # tokens; as numbers of Python's they take memory here
 
 
