@@ -170,8 +170,11 @@ def _scheduler_maker(path: str | None) -> Iterator[MakeScheduler]:
         file = open(path, "w", encoding="utf-8")  # noqa: SIM115  closed below; only opening it may be a ConfigError
     except OSError as error:
         raise ConfigError(f"call_log {path} cannot be written: {error.strerror}") from error
-    with file:
-        yield lambda config, cost: RecordedScheduler(config, file, cost)
+    try:
+        with file:
+            yield lambda config, cost: RecordedScheduler(config, file, cost)
+    except OSError as error:  # the disk is full: nothing else in a simulation touches one
+        raise ConfigError(f"call_log {path} cannot be written: {error.strerror}") from error
 
 
 def find_rate(
