@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +49,22 @@ def test_the_example_in_the_documentation_is_served(tmp_path: Path) -> None:
     assert result.cost is None  # one kind has no price
     assert {tier.name for member in result.members for tier in member.tiers} == {"host"}
     assert max(count for journey in result.done for count in journey.token_counts) > 1  # drafts were accepted
+
+
+def test_the_file_of_the_page_on_routing_is_accepted(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "routing.md").read_text("utf-8")
+    (block,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    members, options = fleet_parts(load_fleet(written(tmp_path, block)), BASE, seed=0)
+    assert len(members) == 6
+    assert options["overlap_layers"] == 32
+    assert len(options["outages"]) > 1
+
+
+def test_the_example_of_the_page_on_routing_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "routing.md").read_text("utf-8")
+    found = doctest.DocTestParser().get_doctest(page.replace("```", "\n"), {}, "routing.md", "routing.md", 0)
+    assert found.examples
+    assert doctest.DocTestRunner().run(found).failed == 0
 
 
 def test_an_entry_that_says_nothing_is_the_engine_of_the_command_line(tmp_path: Path) -> None:
