@@ -93,8 +93,8 @@ def main() -> int:
         f"A link eats nothing until its queue grows: at {best:.2f} req/s/GPU the pair sends "
         f"{best * 8 * kv_bytes / 1e9:.0f} GB/s of KV. Below that goodput is capped near bandwidth / KV bytes, and "
         "sending layers early does not help, because the wire and not the order is what is short. 30 to 50 % is a link "
-        "somewhat below that, and a little further nearly all is gone. A model with an eighth of the KV a token (grouped "
-        "queries) needs an eighth of the link."
+        "somewhat below that, and a little further nearly all is gone. A model with an eighth of the KV a token "
+        "(grouped queries) needs an eighth of the link."
     )
     return paper.finish()
 
