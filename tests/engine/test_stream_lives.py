@@ -236,9 +236,7 @@ def test_paced_streams_of_an_engine_that_lives_or_dies(what: str | None) -> None
                 lives = [paced_life(client, rng, promised(index, rng)) for index in range(120)]
                 ends = await asyncio.gather(*lives)
                 assert ("dead" in ends) == bool(what)
-                if what:
-                    await client.wait_dead()
-                gc.collect()
+                gc.collect()  # the client is left as soon as the last stream has ended, however its engine is doing
                 while client.live_requests:  # noqa: ASYNC110
                     await asyncio.sleep(0.01)
             gc.collect()

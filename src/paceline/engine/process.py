@@ -88,7 +88,9 @@ class EngineProcess:
 
     def _send(self, frame: bytes) -> None:
         if not self._socket.closed:
-            self._socket.send(frame)
+            # Once the peer is gone a socket has nowhere to put a message, and sending would wait for ever.
+            with contextlib.suppress(zmq.Again):
+                self._socket.send(frame, zmq.NOBLOCK)
             # The socket's descriptor signals edges, and sending may have used one up: look again.
             self._loop.call_soon(self._read)
 
