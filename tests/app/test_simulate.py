@@ -122,6 +122,8 @@ def test_infinite_loads() -> None:
         (*ENGINE, "--rate", "1", "--compare", "seed=1,2"),
         (*ENGINE, "--rate", "1", "--rates", "1,2"),
         (*ENGINE, "--rate", "1", "--class-share", "batch"),
+        (*ENGINE, "--rate", "1", "--class-share", "nobody=1"),
+        (*ENGINE, "--rate", "1", "--max-tokens", "0"),
         ("capacity", *ENGINE),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -263,8 +263,8 @@ def _around(options: EngineOptions, scheduler: SchedulerSettings) -> dict[str, A
         "limits": Limits(overload_s=seconds("--overload-after", options.overload_after)),
         "jitter": options.jitter,
         "oracle": options.oracle,
-        "max_tokens": options.max_tokens,
-        "class_shares": _shares(options.class_share or ()),
+        "max_tokens": _max_tokens(options.max_tokens),
+        "class_shares": _shares(options.class_share or (), [kind.name for kind in scheduler.classes]),
         "default_class": scheduler.default_class,
         "call_log": scheduler.call_log,
     }
@@ -308,7 +308,13 @@ def _blocks(options: EngineOptions, kv: KVSettings, deployment: Deployment, sche
     return memory.num_blocks
 
 
-def _shares(given: Iterable[str]) -> Mapping[str, float]:
+def _max_tokens(given: int | None) -> int | None:
+    if given is not None and given < 1:
+        raise usage_error(f"{given} is no length of an answer; at least one token", "--max-tokens")
+    return given
+
+
+def _shares(given: Iterable[str], classes: Sequence[str]) -> Mapping[str, float]:
     shares: dict[str, float] = {}
     for text in given:
         name, equals, weight = text.partition("=")
@@ -318,6 +324,10 @@ def _shares(given: Iterable[str]) -> Mapping[str, float]:
             equals = ""
         if not equals:
             raise usage_error(f"{text!r} is not CLASS=WEIGHT, such as interactive=0.3", "--class-share")
+        if name.strip() not in classes:
+            raise usage_error(
+                f"{name.strip()!r} is no class of traffic; there are {', '.join(classes)}", "--class-share"
+            )
     return shares
 
 

@@ -53,7 +53,7 @@ class Deployment:
             if not 1 <= value <= _MOST:
                 raise ConfigError(f"{name} is {value}; it must be from 1 to {_MOST}")
         if not 0.0 < self.network_gbs < 1e6:
-            raise ConfigError(f"network_gbs is {self.network_gbs}; it must be above 0")
+            raise ConfigError(f"network_gbs is {self.network_gbs}; it must be above 0 and below 1,000,000")
         if not 0.0 <= self.expert_skew <= 4.0:
             raise ConfigError(f"expert_skew is {self.expert_skew}; it must be from 0 (even) to 4")
         self._check_degrees()
