@@ -34,12 +34,13 @@ from paceline.core.request import Request
 from paceline.core.shape import StepShape
 from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 
-FEW_GAPS = 10.0  # a share of the gaps may be late, which of a short answer's is none: aim at so much less
+FEW_GAPS = 10.0  # a share of gaps may be late, which of a short answer's is none: with nothing held, aim so much lower
 CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
 MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
 EARLY = 0.9  # of the promised gap: tokens held are shown so long apart
 SPENT = 0.8  # of the time to the earliest deadline that a step is expected to take, where tokens are held
 LONGEST = 2.0  # promised gaps that a step takes at most, whatever is held: whoever comes meanwhile waits
+SAVING = 3  # steps in a row that may hold no part of a prompt, to save their time for a larger one
 CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
 
 
@@ -128,7 +129,7 @@ class Slo(Policy):
             self._unlock(desk, step)
         if step.cost is not None and desk.rows:
             desk.predicted_s = step.cost.predict(step.shape).seconds
-            self._backlog.saw(step.prefilled, desk.predicted_s)
+            self._backlog.saw(step.prefilled, desk.predicted_s, full=desk.bound_by is not Bound.NOTHING)
 
     def _decode(self, desk: Desk, requests: list[Request]) -> None:
         """A token each; when memory runs out, whoever bears it best gives way."""
@@ -162,7 +163,8 @@ class Slo(Policy):
             if gap not in due_s or due < due_s[gap]:
                 due_s[gap] = due
         for kind in {request.kind.name: request.kind for request in promised}.values():
-            step.percentile = max(step.percentile, 1.0 - (1.0 - kind.percentile) / FEW_GAPS)
+            late = (1.0 - kind.percentile) / (FEW_GAPS / 4.0 if self.pace == "even" else FEW_GAPS)
+            step.percentile = max(step.percentile, 1.0 - late)
         step.hold(rows, context)
         if step.cost is None:
             return step
@@ -176,9 +178,12 @@ class Slo(Policy):
         kept = [gap for gap in due_s if gap >= alone_s]
         crowded = False
         if kept:
-            step.limit_s = min(
-                step.limit_s, LONGEST / step.share * min(kept), min(due_s[gap] for gap in kept) - desk.now
-            )
+            left_s = min(due_s[gap] for gap in kept) - desk.now
+            longest_s = min(step.limit_s, LONGEST * min(kept))
+            step.limit_s = min(step.limit_s, left_s)
+            if self.pace == "even" and left_s > 0.0:
+                step.longest_s = longest_s
+                step.share = min(step.share, longest_s / left_s)
         elif due_s and max(due_s) < step.takes_s(StepShape(1, 1, context // rows, 0)):  # not even for one alone
             step.limit_s = min(step.limit_s, self.stretch * alone_s)
         elif due_s:  # too many at once: until some have ended, nobody joins and prompts all but stand still
@@ -287,8 +292,15 @@ class Slo(Policy):
         if step.cost is None and desk.rows:
             wanted = min(wanted, self.untested_budget - step.prefilled)
         size = step.most(start, wanted)
-        if size < self.floor and not step.prefilled and (self._starving >= self.patience or not desk.rows):
-            size = max(size, min(self.floor, wanted))
+        if size < wanted and not step.prefilled and self._starving < SAVING and step.saves_for(size, start, wanted):
+            desk.bound_by, step.full = Bound.DEADLINE, True
+            return 0
+        if size < self.floor and not step.prefilled:
+            least = min(self.floor, wanted)
+            # Caution makes steps smaller, it does not stop prompts whose time is expected to suffice: a model that
+            # was surprised a few times would otherwise never see another prompt, and stay as wrong as it is.
+            if self._starving >= self.patience or not desk.rows or step.expects(start, least):
+                size = max(size, least)
         if size < todo:
             desk.bound_by = Bound.DEADLINE if size < wanted else Bound.BUDGET
             if whole:

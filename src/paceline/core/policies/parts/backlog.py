@@ -15,13 +15,18 @@ class Backlog:
     """Keeps a rate of prefill."""
 
     def __init__(self) -> None:
-        self._tokens_per_s = 0.0  # smoothed over recent steps with a prefill
+        self._tokens_per_s = 0.0  # smoothed over recent steps that prompts filled
 
-    def saw(self, tokens: int, seconds: float) -> None:
-        """A step gave `tokens` prefill tokens and takes `seconds`."""
-        if tokens and seconds > 0.0:
-            rate = tokens / seconds
-            self._tokens_per_s += SMOOTHING * (rate - self._tokens_per_s) if self._tokens_per_s else rate
+    def saw(self, tokens: int, seconds: float, *, full: bool) -> None:
+        """A step gave `tokens` prefill tokens and takes `seconds`; whether prompts would have taken more.
+
+        One that had room left says how little there was to do, and nothing against a higher rate.
+        """
+        if not tokens or seconds <= 0.0:
+            return
+        rate, known = tokens / seconds, self._tokens_per_s
+        if full or rate > known:
+            self._tokens_per_s += SMOOTHING * (rate - known) if known else rate
 
     def own_s(self, desk: Desk, request: Request) -> float:
         """Seconds that the request's own prefill will take; 0 while nobody knows."""

@@ -12,6 +12,9 @@ from paceline.core.protocols import CostModel
 from paceline.core.request import Request
 from paceline.core.shape import StepShape
 
+PART = 96  # tokens of a prompt, from which on a larger part hardly costs less apiece
+ENOUGH = 0.75  # of the part that is waited for
+
 
 class Envelope:
     """A step being filled. While no cost model is ready nobody can say how long it gets, and everything fits.
@@ -26,6 +29,7 @@ class Envelope:
         self.first_s = inf  # the earliest deadline of a first token that comes at its end
         self.percentile = 0.5  # share of such steps that must not take longer
         self.share = 1.0  # of the limit that a step should be expected to take at most
+        self.longest_s = 0.0  # how long a step may be expected to take once time was saved; 0: it cannot be saved
         self.shape = StepShape()
         self.prefilled = 0  # tokens of prompts in it
         self.full = False  # whether somebody wanted more time than was left
@@ -76,6 +80,25 @@ class Envelope:
             else:
                 high, high_s = guess, guess_s
         return low
+
+    def saves_for(self, size: int, start: int, wanted: int) -> bool:
+        """Whether `size` tokens are few, and a later step could hold a part that is worth its while.
+
+        Matrix multiplies need about `PART` rows to be fast, so several small parts cost more than a large one. Where
+        tokens are held, a step that leaves prompts alone takes less than its readers take a token: the next may be
+        longer by so much.
+        """
+        worth = min(PART, wanted)
+        if self.cost is None or not self.longest_s or size >= worth:
+            return False
+        beside_s = self.cost.predict(self.shape).seconds
+        more_s = self.cost.predict(self.shape.plus(start, worth)).seconds - beside_s
+        reach = worth * (self.longest_s - beside_s) / more_s if more_s > 0.0 else worth
+        return size < ENOUGH * min(worth, reach)
+
+    def expects(self, start: int, count: int) -> bool:
+        """Whether the step is expected to be in time with `count` tokens more, however far it may be off."""
+        return self.cost is not None and self.cost.predict(self.shape.plus(start, count)).seconds <= self.limit_s
 
     def rows(self, contexts: list[int]) -> int:
         """How many decodes with these contexts still fit, in their order."""
