@@ -34,7 +34,8 @@ from paceline.core.request import Request
 from paceline.core.shape import StepShape
 from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 
-FEW_GAPS = 10.0  # a share of gaps may be late, which of a short answer's is none: with nothing held, aim so much lower
+# A share of the gaps may be late, which of a short answer's is none: aim so much lower, less where tokens are held.
+FEW_GAPS, FEW_GAPS_HELD = 10.0, 2.5
 CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
 MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
 EARLY = 0.9  # of the promised gap: tokens held are shown so long apart
@@ -163,8 +164,8 @@ class Slo(Policy):
             if gap not in due_s or due < due_s[gap]:
                 due_s[gap] = due
         for kind in {request.kind.name: request.kind for request in promised}.values():
-            late = (1.0 - kind.percentile) / (FEW_GAPS / 4.0 if self.pace == "even" else FEW_GAPS)
-            step.percentile = max(step.percentile, 1.0 - late)
+            strict = FEW_GAPS_HELD if self.pace == "even" else FEW_GAPS
+            step.percentile = max(step.percentile, 1.0 - (1.0 - kind.percentile) / strict)
         step.hold(rows, context)
         if step.cost is None:
             return step
