@@ -9,6 +9,8 @@ from math import ceil
 import pytest
 
 from paceline.core.classes import BATCH, Overload, TrafficClass
+from paceline.core.policies.parts.backlog import Backlog
+from paceline.core.protocols import Estimate
 from paceline.core.shape import StepShape
 from paceline.core.step import Bound, Rejected, RejectReason, RequestSpec
 from paceline.cost.online import OnlineCost
@@ -292,3 +294,45 @@ def test_the_online_model_suffices_from_a_cold_start(seed: int) -> None:
     run.finish()
     found = gaps(run, steady)
     assert found[ceil(0.95 * len(found)) - 1] <= 0.1
+
+
+class Surprised(OnlineCost):
+    """Knows what steps take, and believes that one in twenty with a prompt takes ten times as long."""
+
+    def predict(self, shape: StepShape) -> Estimate:
+        seconds = machine(shape)
+        return Estimate(seconds, seconds, 10.0 * seconds if shape.pairs else seconds)
+
+
+def test_a_model_that_was_surprised_does_not_keep_prompts_out() -> None:
+    """Whoever sees no prompt any more cannot learn that they have become harmless again."""
+    scheduler = make(
+        2000, Surprised(), max_model_len=4096, block_size=16, policy="slo", classes=(CHAT, BATCH), prefix_caching=False
+    )
+    assert isinstance(scheduler.cost, OnlineCost)
+    for _ in range(10):
+        scheduler.cost.observe(StepShape(1, 1, 10, 0), 0.032)
+    run = Run(scheduler, takes_s=machine)
+    for number in range(4):
+        run.submit(chat(f"s{number}", 20, 150))
+    for _ in range(10):
+        run.step()
+    asked = run.now
+    run.submit(chat("new", 300, 2))
+    run.finish()
+    # In small parts, since caution makes steps small: not one part in `patience` steps, which would take 20 s.
+    assert run.times["new"][0] - asked < 5.0
+    assert max(gaps(run, [f"s{number}" for number in range(4)])) <= 0.1
+
+
+def test_a_step_with_room_left_says_nothing_against_a_higher_rate() -> None:
+    """A short prompt fills no step: taken for the machine's rate, it made long ones look hopeless."""
+    backlog = Backlog()
+    for _ in range(50):
+        backlog.saw(400, 1.0, full=True)
+    for _ in range(50):
+        backlog.saw(3, 0.05, full=False)
+    assert backlog._tokens_per_s == pytest.approx(400.0, rel=0.01)
+    for _ in range(50):
+        backlog.saw(10, 0.1, full=True)
+    assert backlog._tokens_per_s < 105.0, "a full one does"
