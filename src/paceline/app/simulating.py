@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -104,38 +102,6 @@ class FleetOptions:
         Path | None,
         _option(_FLEET, "A .toml of engines that differ, tiers, outages, prices (docs/routing.md).", "--fleet"),
     ] = None
-
-
-def takes(kind: type, name: str, only: Iterable[str] = ()) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Give a command the fields of a dataclass as options of its own; it receives the object as `name`."""
-    hints = get_type_hints(kind, include_extras=True)
-    wanted = set(only)
-    chosen = [field for field in fields(kind) if not wanted or field.name in wanted]
-
-    def decorate(command: Callable[..., R]) -> Callable[..., R]:
-        own = inspect.signature(command, eval_str=True)
-        mine = [parameter for parameter in own.parameters.values() if parameter.name != name]
-        added = [
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=inspect.Parameter.empty if field.default is MISSING else field.default,
-                annotation=hints[field.name],
-            )
-            for field in chosen
-        ]
-
-        @functools.wraps(command)
-        def wrapper(**values: Any) -> R:
-            return command(**{name: kind(**{field.name: values.pop(field.name) for field in chosen}), **values})
-
-        wrapper.__signature__ = own.replace(  # type: ignore[attr-defined]
-            parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*mine, *added)]
-        )
-        wrapper.__annotations__ = {p.name: p.annotation for p in (*mine, *added)}
-        return wrapper
-
-    return decorate
 
 
 def fleet_of(options: FleetOptions, setup: EngineSetup) -> FleetSetup:

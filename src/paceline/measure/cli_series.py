@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
 from paceline.measure.cli_base import COULD_NOT_RUN, Report, Url, console_for, out_folder, put_json, view_for
 from paceline.measure.options import BenchOptions, to_plan, usage_error
+
+if TYPE_CHECKING:
+    from paceline.measure.capacity import Capacity
 
 
 def sweep_command(
@@ -74,8 +77,6 @@ def capacity_command(
 ) -> None:
     """The highest rate inside the promise; 0 when one was found, 1 when none holds."""
     from paceline.measure.capacity import Answer, SearchSettings, run_capacity
-    from paceline.measure.console import print_capacity
-    from paceline.measure.report.write import capacity_json, write_capacity
 
     if not options.gate:
         if not options.slo:
@@ -90,8 +91,16 @@ def capacity_command(
             view.note(f"{rate:g}/s, run {attempt}: {answer.value}  {why}")
 
         found = run_capacity(plan, out, settings, view, show)
-    console = console_for(err=options.as_json)
-    if options.as_json:
+    tell_capacity(found, out, as_json=options.as_json, report=report)
+
+
+def tell_capacity(found: Capacity, out: Path, *, as_json: bool, report: bool) -> NoReturn:
+    """Print what a search found, write its page, and exit with what it comes to."""
+    from paceline.measure.console import print_capacity
+    from paceline.measure.report.write import capacity_json, write_capacity
+
+    console = console_for(err=as_json)
+    if as_json:
         put_json(capacity_json(found))
     else:
         print_capacity(console, found)
@@ -100,7 +109,7 @@ def capacity_command(
     console.print(f"result: {out}", highlight=False, markup=False, soft_wrap=True)
     if found.best is not None:
         raise typer.Exit(0 if found.limited_by in ("server", "range") else 2)
-    raise typer.Exit({"client": 3, "user": 3}.get(found.limited_by, 1))
+    raise typer.Exit(3 if found.limited_by in ("client", "user") else 1)
 
 
 def _with_gate(options: BenchOptions, gate: str) -> BenchOptions:

@@ -110,32 +110,43 @@ class BenchOptions:
     quiet: Annotated[bool, _option("--quiet", "-q", panel=_JUDGE, help="Only the result.")] = False
 
 
+def takes(kind: type, name: str, only: Iterable[str] = ()) -> Callable[[Callable[..., R]], Callable[..., R]]:
+    """Give a command the fields of a dataclass as options of its own; it receives the object as `name`."""
+    hints = get_type_hints(kind, include_extras=True)
+    wanted = set(only)
+    chosen = [field for field in fields(kind) if not wanted or field.name in wanted]
+
+    def decorate(command: Callable[..., R]) -> Callable[..., R]:
+        own = inspect.signature(command, eval_str=True)
+        mine = [parameter for parameter in own.parameters.values() if parameter.name != name]
+        added = [
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=inspect.Parameter.empty if field.default is MISSING else field.default,
+                annotation=hints[field.name],
+            )
+            for field in chosen
+        ]
+
+        @functools.wraps(command)
+        def wrapper(**values: Any) -> R:
+            return command(**{name: kind(**{field.name: values.pop(field.name) for field in chosen}), **values})
+
+        del wrapper.__wrapped__
+        # The signature below is the truth: typer must not look through to the wrapped one.
+        wrapper.__signature__ = own.replace(  # type: ignore[attr-defined]
+            parameters=[p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in (*mine, *added)]
+        )
+        wrapper.__annotations__ = {p.name: p.annotation for p in (*mine, *added)}
+        return wrapper
+
+    return decorate
+
+
 def takes_options(command: Callable[..., R]) -> Callable[..., R]:
     """Give a command every field of BenchOptions as an option of its own; it receives them as `options`."""
-    hints = get_type_hints(BenchOptions, include_extras=True)
-    own = inspect.signature(command, eval_str=True)
-    shared = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if field.default is MISSING else field.default,
-            annotation=hints[field.name],
-        )
-        for field in fields(BenchOptions)
-    ]
-    mine = [p for p in own.parameters.values() if p.name != "options"]
-
-    @functools.wraps(command)
-    def wrapper(**values: Any) -> R:
-        given = {field.name: values.pop(field.name) for field in fields(BenchOptions)}
-        return command(**values, options=BenchOptions(**given))
-
-    del wrapper.__wrapped__
-    # The signature below is the truth: typer must not look through to the wrapped one.
-    both = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in mine] + shared
-    wrapper.__signature__ = inspect.Signature(both)  # type: ignore[attr-defined]
-    wrapper.__annotations__ = {p.name: p.annotation for p in both}
-    return wrapper
+    return takes(BenchOptions, "options")(command)
 
 
 def usage_error(message: str, option: str | None = None) -> typer.BadParameter:

@@ -116,7 +116,7 @@ def test_cold_requests_are_not_left_behind_a_hot_prefix() -> None:
     )
     slo = Sim(start("slo", classes=classes)).play(prefix_traffic())
     assert hrrn.ttft_s("cold") < 0.7 * lpm.ttft_s("cold")
-    assert slo.ttft_s("cold") < min(5.0, lpm.ttft_s("cold")), "all in time"
+    assert slo.ttft_s("cold") < min(5.0, 0.9 * lpm.ttft_s("cold")), "all in time"
     assert slo.kept() > 0.98
     assert max(lpm.kept(), hrrn.kept()) < 0.2
 
@@ -147,7 +147,7 @@ def test_a_flood_of_one_tenant_delays_the_flooder() -> None:
     other = [ask(1.0 + 3.0 * n, f"b{n}", 200, 20, tenant="b") for n in range(8)]
     alone, together = Sim(start("slo")).play(other), Sim(start("slo")).play(flood + other)
     assert together.kept("b") == 1.0
-    assert together.ttft_s("b", 0.95) <= 1.5 * alone.ttft_s("b", 0.95) + 0.2 * 3, "and a few paced steps of the others"
+    assert together.ttft_s("b", 0.95) <= 1.5 * alone.ttft_s("b", 0.95) + 0.1 * 5, "and a few paced steps of the others"
 
 
 @pytest.mark.parametrize("kind", ["chat", "batch"])
@@ -176,7 +176,7 @@ def test_a_tenant_that_was_away_has_saved_up_a_few_prompts_at_most() -> None:
     back = [ask(60.0, f"b{n}", 200, 2, tenant="b", kind="batch") for n in range(60)]  # half a minute of work
     run = Sim(start("slo")).play(steady + back)
     between = [life.times[0] for life in run.of("a") if 60.0 <= life.ask.at_s <= 75.0]
-    assert sum(at < run.lives["b30"].times[0] for at in between) > 15, "after ten prompts they take turns"
+    assert sum(at < run.lives["b30"].times[0] for at in between) > 18, "after ten prompts they take turns"
 
 
 def test_short_prompts_are_not_held_up_by_long_ones_and_no_order_loses_anybody() -> None:

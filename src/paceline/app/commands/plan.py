@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.app.planning import PlanOptions, case_of, catalogue
-from paceline.app.simulating import takes
 from paceline.errors import ConfigError
+from paceline.measure.options import takes
 
 if TYPE_CHECKING:
     from paceline.plan.answer import Answer

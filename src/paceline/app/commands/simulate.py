@@ -17,10 +17,10 @@ import typer
 
 from paceline.app.config import Resolved
 from paceline.app.options import with_settings
-from paceline.app.simulating import LOAD_OPTIONS, EngineOptions, FleetOptions, fleet_of, plan_of, setup_of, takes
+from paceline.app.simulating import LOAD_OPTIONS, EngineOptions, FleetOptions, fleet_of, plan_of, setup_of
 from paceline.errors import ConfigError
 from paceline.measure.cli_base import BenchGroup, Report, console_for, out_folder, put_json, view_for
-from paceline.measure.options import BenchOptions, usage_error
+from paceline.measure.options import BenchOptions, takes, usage_error
 
 group = typer.Typer(
     name="simulate",
@@ -156,8 +156,7 @@ def capacity_command(
 ) -> None:
     """The highest rate inside the promise; 0 when one was found, 1 when none holds."""
     from paceline.measure.capacity import Answer, SearchSettings
-    from paceline.measure.console import print_capacity
-    from paceline.measure.report.write import capacity_json, write_capacity
+    from paceline.measure.cli_series import tell_capacity
     from paceline.simulate.many import simulator_of
     from paceline.simulate.run import find_rate
 
@@ -176,14 +175,4 @@ def capacity_command(
             view.note(f"{rate:g}/s, run {attempt}: {answer.value}  {why}")
 
         found = find_rate(plan, setup, out, settings, view, show, simulator)
-    console = console_for(err=load.as_json)
-    if load.as_json:
-        put_json(capacity_json(found))
-    else:
-        print_capacity(console, found)
-    if report:
-        write_capacity(out, out)
-    console.print(f"result: {out}", highlight=False, markup=False, soft_wrap=True)
-    if found.best is not None:
-        raise typer.Exit(0 if found.limited_by in ("server", "range") else 2)
-    raise typer.Exit(3 if found.limited_by in ("client", "user") else 1)
+    tell_capacity(found, out, as_json=load.as_json, report=report)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import Any
 
 from paceline.core.policies.base import Policy
 from paceline.core.policies.decode_first import DecodeFirst
 from paceline.core.policies.orca import Orca
+from paceline.core.policies.parts.knobs import with_knobs
 from paceline.core.policies.prefill_first import PrefillFirst
 from paceline.core.policies.sarathi import Sarathi
 from paceline.core.policies.slo import Slo
@@ -44,14 +44,4 @@ def make_policy(name: str, options: Iterable[tuple[str, Any]] = ()) -> Policy:
     if kind is None:
         known = ", ".join(sorted([*POLICIES, *ALIASES]))
         raise ConfigError(f"policy is {name!r}; it must be one of {known}")
-    knobs = {field.name: field.default for field in fields(kind) if field.init}  # type: ignore[arg-type]
-    chosen = dict(options)
-    for key, value in chosen.items():
-        if key not in knobs:
-            raise ConfigError(f"policy {name} has no option {key!r}; it has {', '.join(knobs) or 'none'}")
-        wanted = type(knobs[key])
-        if wanted is float and type(value) is int:
-            chosen[key] = float(value)
-        elif type(value) is not wanted:
-            raise ConfigError(f"policy option {key} is {value!r}; it must be of type {wanted.__name__}")
-    return kind(**chosen)
+    return with_knobs("policy", name, kind, options)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import fields
 from typing import Any
 
+from paceline.core.policies.parts.knobs import with_knobs
 from paceline.errors import ConfigError
 from paceline.route.policies.base import Router
 from paceline.route.policies.least_load import LeastLoad
@@ -38,14 +38,4 @@ def make_router(name: str, options: Iterable[tuple[str, Any]] = ()) -> Router:
     kind = ROUTERS.get(ALIASES.get(name, name))
     if kind is None:
         raise ConfigError(f"router is {name!r}; it must be one of {', '.join(sorted([*ROUTERS, *ALIASES]))}")
-    knobs = {field.name: field.default for field in fields(kind) if field.init}  # type: ignore[arg-type]
-    chosen = dict(options)
-    for key, value in chosen.items():
-        if key not in knobs:
-            raise ConfigError(f"router {name} has no option {key!r}; it has {', '.join(knobs) or 'none'}")
-        wanted = type(knobs[key])
-        if wanted is float and type(value) is int:
-            chosen[key] = float(value)
-        elif type(value) is not wanted:
-            raise ConfigError(f"router option {key} is {value!r}; it must be of type {wanted.__name__}")
-    return kind(**chosen)
+    return with_knobs("router", name, kind, options)

@@ -5,19 +5,35 @@ chunk: int = knob(512, least=1)  # tokens of a step
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import field, fields
 from typing import Any, TypeVar
 
 from paceline.errors import ConfigError
 
 T = TypeVar("T", bool, int, float, str)
+P = TypeVar("P")
 
 
 def knob(default: T, *, least: float | None = None, most: float | None = None, one_of: Iterable[str] = ()) -> T:
     """A dataclass field with bounds (both included) or a list of the names it accepts."""
     value: T = field(default=default, metadata={"least": least, "most": most, "one_of": tuple(one_of)})
     return value
+
+
+def with_knobs(what: str, name: str, kind: Callable[..., P], options: Iterable[tuple[str, Any]]) -> P:
+    """A `kind` with these knobs set, by name and of their types; `ConfigError` says which is not and what there is."""
+    knobs = {entry.name: entry.default for entry in fields(kind) if entry.init}  # type: ignore[arg-type]
+    chosen = dict(options)
+    for key, value in chosen.items():
+        if key not in knobs:
+            raise ConfigError(f"{what} {name} has no option {key!r}; it has {', '.join(knobs) or 'none'}")
+        wanted = type(knobs[key])
+        if wanted is float and type(value) is int:
+            chosen[key] = float(value)
+        elif type(value) is not wanted:
+            raise ConfigError(f"{what} option {key} is {value!r}; it must be of type {wanted.__name__}")
+    return kind(**chosen)
 
 
 def check_knobs(policy: Any) -> None:
