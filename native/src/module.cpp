@@ -6,12 +6,11 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 
-#include "attention.h"
 #include "cpu.h"
 #include "linear.h"
+#include "paged.h"
 #include "pool.h"
 #include "tensor.h"
 
@@ -21,7 +20,6 @@ using namespace nb::literals;
 namespace paceline {
 namespace {
 
-constexpr int64_t kNoWindow = int64_t{1} << 40;
 // Row-wise work below this many elements stays on the calling thread.
 constexpr int64_t kWorthSharing = 32 * 1024;
 
@@ -168,40 +166,9 @@ PackedLinear restore(const nb::dict& description, nb::handle data) {
   return PackedLinear::restore(shape, const_cast<uint8_t*>(bytes.data()), static_cast<int64_t>(bytes.size()), owner);
 }
 
-void check_tables(const AttentionRows& rows, const View& tables, int64_t tokens, int64_t blocks, int64_t block_size) {
-  if (rows.row_starts[0] != 0 || rows.row_starts[rows.rows] != tokens) {
-    throw std::invalid_argument("row_starts must begin with 0 and end with the number of tokens");
-  }
-  for (int64_t r = 0; r < rows.rows; ++r) {
-    const int64_t count = rows.row_starts[r + 1] - rows.row_starts[r], context = rows.context_lens[r];
-    if (count < 0 || context < count || context > tables.shape[1] * block_size) {
-      throw std::invalid_argument("row " + std::to_string(r) + " has " + std::to_string(count) +
-                                  " tokens, a context of " + std::to_string(context) + " and " +
-                                  std::to_string(tables.shape[1]) + " blocks");
-    }
-    for (int64_t i = 0; i * block_size < context; ++i) {
-      const int64_t block = tables.as<int64_t>()[r * tables.stride[0] + i];
-      if (block < 0 || block >= blocks) {
-        throw std::invalid_argument("row " + std::to_string(r) + " names block " + std::to_string(block) + " of " +
-                                    std::to_string(blocks));
-      }
-    }
-  }
-}
-
-void write_kv(const View& from, const View& pool, const View& slots) {
-  const int64_t width = pool.shape[2] * pool.shape[3], limit = pool.shape[0] * pool.shape[1];
-  for (int64_t t = 0; t < from.shape[0]; ++t) {
-    const int64_t slot = slots.as<int64_t>()[t];
-    if (slot < 0 || slot >= limit) throw std::invalid_argument("slot " + std::to_string(slot) + " is outside the pool");
-    std::memcpy(pool.as<float>() + slot * width, from.as<float>() + t * from.stride[0],
-                static_cast<size_t>(width) * sizeof(float));
-  }
-}
-
-void paged_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle keys, nb::handle values, nb::handle slots,
-                     nb::handle tables, nb::handle row_starts, nb::handle context_lens, nb::handle out, double scale,
-                     int64_t window, double softcap, nb::handle sinks) {
+void attention(nb::handle q, nb::handle k, nb::handle v, nb::handle keys, nb::handle values, nb::handle slots,
+               nb::handle tables, nb::handle row_starts, nb::handle context_lens, nb::handle out, double scale,
+               int64_t window, double softcap, nb::handle sinks) {
   const View q_ = view(q, "q", Type::kFloat32, 3, 2), k_ = view(k, "k", Type::kFloat32, 3, 2);
   const View v_ = view(v, "v", Type::kFloat32, 3, 2), out_ = view(out, "out", Type::kFloat32, 3, 2);
   const View keys_ = view(keys, "keys", Type::kFloat32, 4, 4), values_ = view(values, "values", Type::kFloat32, 4, 4);
@@ -230,30 +197,30 @@ void paged_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle keys, 
   if (window < 1) throw nb::value_error("window must be at least 1");
   if (softcap < 0) throw nb::value_error("softcap must be positive; 0 is none");
 
+  PagedCall call{};
+  call.pool = {PoolKind::kFloat32, keys_.data,     values_.data,   keys_.shape[0],
+               keys_.shape[1],     keys_.shape[2], keys_.shape[3], values_.shape[3]};
+  call.batch = {{starts.as<int64_t>(), contexts.as<int64_t>(), contexts.shape[0]},
+                tokens,
+                slots_.as<int64_t>(),
+                tables_.as<int64_t>(),
+                tables_.stride[0],
+                tables_.shape[1]};
+  call.heads = heads;
+  call.q = q_.as<float>();
+  call.q_stride = q_.stride[0];
+  call.k = k_.as<float>();
+  call.k_stride = k_.stride[0];
+  call.v = v_.as<float>();
+  call.v_stride = v_.stride[0];
+  call.out = out_.as<float>();
+  call.out_stride = out_.stride[0];
+  call.scale = static_cast<float>(scale);
+  call.window = window;
+  call.softcap = static_cast<float>(softcap);
+  call.sinks = sinks_.as<float>();
   const nb::gil_scoped_release release;
-  const AttentionRows rows{starts.as<int64_t>(), contexts.as<int64_t>(), contexts.shape[0]};
-  check_tables(rows, tables_, tokens, keys_.shape[0], keys_.shape[1]);
-  write_kv(k_, keys_, slots_);
-  write_kv(v_, values_, slots_);
-  AttentionJob job{};
-  job.q = q_.as<float>();
-  job.q_stride = q_.stride[0];
-  job.out = out_.as<float>();
-  job.out_stride = out_.stride[0];
-  job.keys = keys_.as<float>();
-  job.values = values_.as<float>();
-  job.tables = tables_.as<int64_t>();
-  job.table_stride = tables_.stride[0];
-  job.block_size = keys_.shape[1];
-  job.kv_heads = kv_heads;
-  job.group = heads / kv_heads;
-  job.k_dim = keys_.shape[3];
-  job.v_dim = values_.shape[3];
-  job.scale = static_cast<float>(scale);
-  job.window = std::min(window, kNoWindow);
-  job.softcap = static_cast<float>(softcap);
-  job.sinks = sinks_.as<float>();
-  attend(job, rows);
+  paged_attention(call);
 }
 
 void rms_norm(nb::handle x, nb::handle weight, double eps, nb::handle out, nb::handle residual) {
@@ -363,9 +330,8 @@ NB_MODULE(_core, m) {
         "gated"_a = false);
   m.def("restore", &restore, "description"_a, "data"_a);
 
-  m.def("paged_attention", &paged_attention, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "slots"_a, "tables"_a,
-        "row_starts"_a, "context_lens"_a, "out"_a, "scale"_a, "window"_a = kNoWindow, "softcap"_a = 0.0,
-        "sinks"_a = nb::none());
+  m.def("paged_attention", &attention, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "slots"_a, "tables"_a, "row_starts"_a,
+        "context_lens"_a, "out"_a, "scale"_a, "window"_a = kNoWindow, "softcap"_a = 0.0, "sinks"_a = nb::none());
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a, "residual"_a = nb::none());
   m.def("gate", &gate, "x"_a, "out"_a, "activation"_a = "silu");
   m.def("rope", &rope, "x"_a, "cos"_a, "sin"_a);
