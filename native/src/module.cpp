@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "arguments.h"
 #include "cpu.h"
 #include "linear.h"
 #include "paged.h"
@@ -20,17 +21,6 @@ using namespace nb::literals;
 namespace paceline {
 namespace {
 
-// Row-wise work below this many elements stays on the calling thread.
-constexpr int64_t kWorthSharing = 32 * 1024;
-
-Activation activation_of(const std::string& name) {
-  if (name == "none") return Activation::kNone;
-  if (name == "silu") return Activation::kSilu;
-  if (name == "gelu_tanh") return Activation::kGeluTanh;
-  if (name == "relu") return Activation::kRelu;
-  throw nb::value_error(("activation '" + name + "' is not one of none, silu, gelu_tanh, relu").c_str());
-}
-
 constexpr const char* kKinds[] = {"float32", "bfloat16", "int8", "int4"};
 
 WeightKind kind_of(const std::string& name) {
@@ -38,14 +28,6 @@ WeightKind kind_of(const std::string& name) {
     if (name == kKinds[i]) return static_cast<WeightKind>(i);
   }
   throw nb::value_error(("kind '" + name + "' is not one of float32, bfloat16, int8, int4").c_str());
-}
-
-// Rows of a [T, ...] job in pieces of about the same size.
-template <class Function>
-void over_rows(int64_t rows, int64_t columns, const Function& function) {
-  if (rows == 0) return;
-  const int64_t pieces = rows * columns < kWorthSharing ? 1 : std::min<int64_t>(rows, 4 * pool_threads());
-  parallel(pieces, [&](int64_t i) { function(i * rows / pieces, (i + 1) * rows / pieces); });
 }
 
 LinearShape linear_shape(WeightKind kind, const View& weight, bool gated, int64_t group) {
@@ -171,41 +153,30 @@ void attention(nb::handle q, nb::handle k, nb::handle v, nb::handle keys, nb::ha
                int64_t window, double softcap, nb::handle sinks) {
   const View q_ = view(q, "q", Type::kFloat32, 3, 2), k_ = view(k, "k", Type::kFloat32, 3, 2);
   const View v_ = view(v, "v", Type::kFloat32, 3, 2), out_ = view(out, "out", Type::kFloat32, 3, 2);
-  const View keys_ = view(keys, "keys", Type::kFloat32, 4, 4), values_ = view(values, "values", Type::kFloat32, 4, 4);
-  const View slots_ = view(slots, "slots", Type::kInt64, 1), tables_ = view(tables, "tables", Type::kInt64, 2);
-  const View starts = view(row_starts, "row_starts", Type::kInt64, 1);
-  const View contexts = view(context_lens, "context_lens", Type::kInt64, 1);
   const View sinks_ = optional_view(sinks, "sinks", Type::kFloat32, 1);
-  const int64_t tokens = q_.shape[0], heads = q_.shape[1], kv_heads = keys_.shape[2];
-  if (kv_heads < 1 || heads < 1 || heads % kv_heads)
+  const PoolArgument held = pool_argument(keys, values);
+  const PagedPool& pool = held.pool;
+  const int64_t tokens = q_.shape[0], heads = q_.shape[1];
+  const BatchArgument batch = batch_argument(slots, tables, row_starts, context_lens, tokens);
+  if (pool.kv_heads < 1 || heads < 1 || heads % pool.kv_heads)
     throw nb::value_error("heads of q must be a multiple of those of keys");
-  expect_size(q_, "q", 2, keys_.shape[3]);
+  expect_size(q_, "q", 2, pool.k_dim);
   expect_size(k_, "k", 0, tokens);
-  expect_size(k_, "k", 1, kv_heads);
-  expect_size(k_, "k", 2, keys_.shape[3]);
+  expect_size(k_, "k", 1, pool.kv_heads);
+  expect_size(k_, "k", 2, pool.k_dim);
   expect_size(v_, "v", 0, tokens);
-  expect_size(v_, "v", 1, kv_heads);
-  expect_size(v_, "v", 2, values_.shape[3]);
-  for (int axis = 0; axis < 3; ++axis) expect_size(values_, "values", axis, keys_.shape[axis]);
+  expect_size(v_, "v", 1, pool.kv_heads);
+  expect_size(v_, "v", 2, pool.v_dim);
   expect_size(out_, "out", 0, tokens);
   expect_size(out_, "out", 1, heads);
-  expect_size(out_, "out", 2, values_.shape[3]);
-  expect_size(slots_, "slots", 0, tokens);
-  expect_size(starts, "row_starts", 0, contexts.shape[0] + 1);
-  expect_size(tables_, "tables", 0, contexts.shape[0]);
+  expect_size(out_, "out", 2, pool.v_dim);
   if (sinks_.data) expect_size(sinks_, "sinks", 0, heads);
   if (window < 1) throw nb::value_error("window must be at least 1");
   if (softcap < 0) throw nb::value_error("softcap must be positive; 0 is none");
 
   PagedCall call{};
-  call.pool = {PoolKind::kFloat32, keys_.data,     values_.data,   keys_.shape[0],
-               keys_.shape[1],     keys_.shape[2], keys_.shape[3], values_.shape[3]};
-  call.batch = {{starts.as<int64_t>(), contexts.as<int64_t>(), contexts.shape[0]},
-                tokens,
-                slots_.as<int64_t>(),
-                tables_.as<int64_t>(),
-                tables_.stride[0],
-                tables_.shape[1]};
+  call.pool = pool;
+  call.batch = batch.batch;
   call.heads = heads;
   call.q = q_.as<float>();
   call.q_stride = q_.stride[0];

@@ -6,6 +6,7 @@
 // worker that has not taken an item, so a sleeping one costs its wake-up and no more.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -41,6 +42,17 @@ void parallel(int64_t items, const Function& function) {
 
 // Threads that items are spread over.
 int pool_threads();
+
+// Calls `function(low, high)` for pieces of about the same size of [0, rows). Rows are `columns` elements of light
+// work; few of them stay on the calling thread, as waking another would take longer.
+template <class Function>
+void over_rows(int64_t rows, int64_t columns, const Function& function) {
+  constexpr int64_t kWorthSharing = 32 * 1024, kPiecesPerThread = 4;
+  if (rows == 0) return;
+  const int64_t pieces =
+      rows * columns < kWorthSharing ? 1 : std::min<int64_t>(rows, kPiecesPerThread * pool_threads());
+  parallel(pieces, [&](int64_t i) { function(i * rows / pieces, (i + 1) * rows / pieces); });
+}
 
 // Floats of scratch that belong to the calling thread and stay valid until its next call.
 float* thread_scratch(int64_t floats);

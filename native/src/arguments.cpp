@@ -1,0 +1,43 @@
+#include "arguments.h"
+
+namespace nb = nanobind;
+
+namespace paceline {
+
+Activation activation_of(const std::string& name) {
+  if (name == "none") return Activation::kNone;
+  if (name == "silu") return Activation::kSilu;
+  if (name == "gelu_tanh") return Activation::kGeluTanh;
+  if (name == "relu") return Activation::kRelu;
+  throw nb::value_error(("activation '" + name + "' is not one of none, silu, gelu_tanh, relu").c_str());
+}
+
+PoolArgument pool_argument(nb::handle keys, nb::handle values) {
+  PoolArgument out{view(keys, "keys", Type::kFloat32, 4, 4), view(values, "values", Type::kFloat32, 4, 4), {}};
+  const View &k = out.keys, &v = out.values;
+  for (int axis = 0; axis < 3; ++axis) expect_size(v, "values", axis, k.shape[axis]);
+  out.pool = {PoolKind::kFloat32, k.data, v.data, k.shape[0], k.shape[1], k.shape[2], k.shape[3], v.shape[3]};
+  return out;
+}
+
+BatchArgument batch_argument(nb::handle slots, nb::handle tables, nb::handle row_starts, nb::handle context_lens,
+                             int64_t tokens) {
+  BatchArgument out{view(slots, "slots", Type::kInt64, 1),
+                    view(tables, "tables", Type::kInt64, 2),
+                    view(row_starts, "row_starts", Type::kInt64, 1),
+                    view(context_lens, "context_lens", Type::kInt64, 1),
+                    {}};
+  const int64_t rows = out.context_lens.shape[0];
+  expect_size(out.slots, "slots", 0, tokens);
+  expect_size(out.row_starts, "row_starts", 0, rows + 1);
+  expect_size(out.tables, "tables", 0, rows);
+  out.batch.rows = {out.row_starts.as<int64_t>(), out.context_lens.as<int64_t>(), rows};
+  out.batch.tokens = tokens;
+  out.batch.slots = out.slots.as<int64_t>();
+  out.batch.tables = out.tables.as<int64_t>();
+  out.batch.table_stride = out.tables.stride[0];
+  out.batch.table_blocks = out.tables.shape[1];
+  return out;
+}
+
+}  // namespace paceline

@@ -1,0 +1,33 @@
+// What several bindings take alike: names of activations, pools, ragged batches.
+#pragma once
+
+#include <string>
+
+#include "jobs.h"
+#include "paged.h"
+#include "tensor.h"
+
+namespace paceline {
+
+// Raises ValueError for a name that is none.
+Activation activation_of(const std::string& name);
+
+// A layer's keys and values, and what keeps them alive for the time of a call.
+struct PoolArgument {
+  View keys, values;
+  PagedPool pool;
+};
+
+// `keys` [blocks, block_size, kv_heads, k_dim] and `values` [..., v_dim]. Raises TypeError or ValueError.
+PoolArgument pool_argument(nanobind::handle keys, nanobind::handle values);
+
+struct BatchArgument {
+  View slots, tables, row_starts, context_lens;
+  PagedBatch batch;
+};
+
+// Sizes are checked here; what the tensors hold is for `check_batch`. Raises TypeError or ValueError.
+BatchArgument batch_argument(nanobind::handle slots, nanobind::handle tables, nanobind::handle row_starts,
+                             nanobind::handle context_lens, int64_t tokens);
+
+}  // namespace paceline
