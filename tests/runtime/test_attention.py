@@ -15,7 +15,7 @@ from torch import Tensor
 from paceline.runtime.batch import RaggedBatch, batch_of
 from paceline.runtime.kernels import attention
 from paceline.runtime.kernels.attention import QUERY_TILE, paged_attention
-from paceline.runtime.kernels.kvpool import KVPool, KVSpec
+from paceline.runtime.kernels.kvpool import KV_DTYPES, KVPool, KVSpec, quantize
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Case:
     window: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    dtype: torch.dtype = torch.float32  # of the pool
     seed: int = 0
 
 
@@ -59,10 +60,12 @@ def check(case: Case) -> None:
         return torch.randn(*shape, generator=generator)
 
     needed = [-(-(cached + new) // case.block_size) for cached, new in case.rows]
-    pool = KVPool([KVSpec(1, 4, 4), KVSpec(case.kv_heads, case.k_dim, case.v_dim)], sum(needed) + 3, case.block_size)
+    specs = [KVSpec(1, 4, 4), KVSpec(case.kv_heads, case.k_dim, case.v_dim)]
+    pool = KVPool(specs, sum(needed) + 3, case.block_size, dtype=case.dtype)
     # What other requests left behind must not matter, however large.
-    pool.keys[1][: pool.num_blocks] = 1e4 * random(*pool.keys[1][: pool.num_blocks].shape)
-    pool.values[1][: pool.num_blocks] = 1e4 * random(*pool.values[1][: pool.num_blocks].shape)
+    everywhere = torch.arange(pool.num_blocks * case.block_size)
+    shape = (len(everywhere), case.kv_heads)
+    pool.write(1, everywhere, 1e4 * random(*shape, case.k_dim), 1e4 * random(*shape, case.v_dim))
     free = shuffle.permutation(pool.num_blocks).tolist()
     tables = [[free.pop() for _ in range(n)] for n in needed]
     contexts = [
@@ -100,15 +103,24 @@ def check(case: Case) -> None:
         softcap=case.softcap,
         sinks=sinks,
     )
+    kept = [(as_kept(k, case.dtype), as_kept(v, case.dtype)) for k, v in contexts]
     want = torch.cat(
         [
             dense(q, k, v, cached, case, scale, sinks)
-            for q, (k, v), (cached, _) in zip(queries, contexts, case.rows, strict=True)
+            for q, (k, v), (cached, _) in zip(queries, kept, case.rows, strict=True)
         ]
     )
     torch.testing.assert_close(out[batch.logit_rows].double(), want, rtol=1e-4, atol=2e-5)
     assert not pool.keys[0].any()
     assert not pool.keys[1][pool.scratch_block].any()
+
+
+def as_kept(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What a pool of that type holds of x."""
+    if dtype != torch.int8:
+        return x.to(dtype).float()
+    numbers, scales = quantize(x)
+    return numbers * scales[..., None]
 
 
 def pack(batch: RaggedBatch, rows: list[Tensor]) -> Tensor:
@@ -133,6 +145,7 @@ def cases(draw: st.DrawFn) -> Case:
         window=draw(st.none() | st.integers(1, 70)),
         softcap=draw(st.none() | st.sampled_from([0.5, 20.0])),
         sinks=draw(st.booleans()),
+        dtype=draw(st.sampled_from(list(KV_DTYPES.values()))),
         seed=draw(st.integers(0, 9)),
     )
 
@@ -143,9 +156,11 @@ def test_equals_dense_attention(case: Case) -> None:
     check(case)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8], ids=str)
 @pytest.mark.parametrize("window", [None, 40, 600])
-def test_long_chunks_are_tiled(window: int | None) -> None:
-    check(Case(rows=[(0, QUERY_TILE + 70), (900, 1), (530, QUERY_TILE + 3)], kv_heads=1, group=1, window=window))
+def test_long_chunks_are_tiled(window: int | None, dtype: torch.dtype) -> None:
+    rows = [(0, QUERY_TILE + 70), (900, 1), (530, QUERY_TILE + 3)]
+    check(Case(rows, kv_heads=1, group=1, window=window, dtype=dtype))
 
 
 @pytest.mark.parametrize("window", [None, 5, 33])

@@ -3,6 +3,9 @@
 Decodes and chunks go different ways. Decodes (one query a row) are gathered into a few dense batches of rows of
 similar context; each chunk attends on its own. Both keep the heads that share a key together instead of repeating
 keys and values, and derive index tensors and masks once a step, not once a layer (`RaggedBatch.memo`).
+
+The pool may keep keys and values in another type than queries have. What is gathered becomes theirs, and every query
+sees keys and values as the pool keeps them, its own included: else results would depend on how a prompt is cut.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ BIAS_ELEMENTS = 1 << 23
 # Padded keys, summed over rows, that cost about as much as calling attention once more.
 SPLIT_WASTE = 256
 # Decodes are gathered on a CPU in groups of this many bytes of keys and values, which then are read from its cache.
-GROUP_BYTES = 4 << 20
+GROUP_BYTES = 4 << 20  # in the type of the queries
 
 
 def paged_attention(
@@ -49,15 +52,14 @@ def paged_attention(
     sinks    [H] a logit of each head that takes part in the softmax and carries no value
     """
     pool.write(layer, batch.slot_mapping, k, v)
-    keys, values = pool.keys[layer], pool.values[layer]
-    kv_heads = keys.shape[2]
+    kv_heads = pool.specs[layer].kv_heads
     terms = _Terms(scale, softcap, None if sinks is None else sinks.view(kv_heads, -1))
     # The G query heads of one key head lie together: [T, KH, G, D].
     grouped = q.unflatten(1, (kv_heads, -1))
-    out = q.new_empty(*grouped.shape[:3], values.shape[3])
-    layout = _layout(batch, pool, layer, window)
+    out = q.new_empty(*grouped.shape[:3], pool.specs[layer].v_dim)
+    layout = _layout(batch, pool, layer, window, q.dtype)
     for group in layout.decodes:
-        k_rows, v_rows = layout.gather(keys, group.blocks, "k"), layout.gather(values, group.blocks, "v")
+        k_rows, v_rows = layout.gather(pool, layer, group.blocks)
         k_rows = k_rows.unflatten(0, (group.rows, -1))[:, : group.length].transpose(1, 2)  # [R, KH, S, D]
         v_rows = v_rows.unflatten(0, (group.rows, -1))[:, : group.length].transpose(1, 2)
         out[group.tokens] = _attend_decodes(grouped[group.tokens], k_rows, v_rows, group.bias, terms)
@@ -65,7 +67,7 @@ def paged_attention(
         if chunk.blocks is None:
             k_row, v_row = k[chunk.tokens], v[chunk.tokens]  # [S, KH, D]
         else:
-            k_row, v_row = layout.gather(keys, chunk.blocks, "k"), layout.gather(values, chunk.blocks, "v")
+            k_row, v_row = layout.gather(pool, layer, chunk.blocks)
         queries, target = grouped[chunk.tokens], out[chunk.tokens]
         for tile in chunk.tiles:
             bias = None if tile.square else layout.corner(tile)
@@ -110,7 +112,7 @@ class _Chunk:
     """A row of several queries."""
 
     tokens: slice  # its place in [T] tensors
-    blocks: Tensor | None  # of its context; None where that is the chunk itself
+    blocks: Tensor | None  # of its context; None where that is the chunk itself, as it was computed
     tiles: tuple[_Tile, ...]
 
 
@@ -121,7 +123,8 @@ class _Layout:
     decodes: tuple[_DecodeGroup, ...]
     chunks: tuple[_Chunk, ...]
     bias: Tensor | None  # [queries, keys] of the largest tile, 0 or -inf; None where no tile needs one
-    workspace: dict[tuple[str, torch.Size], Tensor]
+    dtype: torch.dtype  # of queries
+    workspace: dict[tuple[str, torch.Size, torch.dtype], Tensor]
 
     def corner(self, tile: _Tile) -> Tensor:
         """The bias of a tile: what a query sees counts back from its own key, so it is the last rows and columns."""
@@ -130,21 +133,39 @@ class _Layout:
         queries, keys = tile.queries.stop - tile.queries.start, tile.keys.stop - tile.keys.start
         return self.bias[rows - queries :, columns - keys :]
 
-    def gather(self, paged: Tensor, blocks: Tensor, use: str) -> Tensor:
-        """[num_blocks, block_size, KH, D] -> [len(blocks) * block_size, KH, D], valid until the next for this use."""
-        key = (use, paged.shape)
+    def gather(self, pool: KVPool, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of these blocks, [len(blocks) * block_size, KH, D] each, until the next call."""
+        return (
+            self._gather(pool.keys[layer], pool.key_scales[layer], blocks, "k"),
+            self._gather(pool.values[layer], pool.value_scales[layer], blocks, "v"),
+        )
+
+    def _gather(self, paged: Tensor, scales: Tensor | None, blocks: Tensor, use: str) -> Tensor:
+        rows = self._space(paged, paged.dtype, len(blocks), use)
+        torch.index_select(paged, 0, blocks, out=rows)
+        if paged.dtype != self.dtype:
+            kept, rows = rows, self._space(paged, self.dtype, len(blocks), use)
+            if scales is None:
+                rows.copy_(kept)
+            else:
+                torch.mul(kept, scales[blocks][..., None], out=rows)
+        return rows.flatten(0, 1)
+
+    def _space(self, paged: Tensor, dtype: torch.dtype, count: int, use: str) -> Tensor:
+        """Memory for `count` blocks of that type."""
+        key = (use, paged.shape, dtype)
         space = self.workspace.get(key)
         if space is None:
             gathered = [group.blocks for group in self.decodes] + [
                 c.blocks for c in self.chunks if c.blocks is not None
             ]
-            space = self.workspace[key] = paged.new_empty(max(map(len, gathered)), *paged.shape[1:])
-        return torch.index_select(paged, 0, blocks, out=space[: len(blocks)]).flatten(0, 1)
+            space = self.workspace[key] = paged.new_empty(max(map(len, gathered)), *paged.shape[1:], dtype=dtype)
+        return space[:count]
 
 
-def _layout(batch: RaggedBatch, pool: KVPool, layer: int, window: int | None) -> _Layout:
+def _layout(batch: RaggedBatch, pool: KVPool, layer: int, window: int | None, dtype: torch.dtype) -> _Layout:
     """The layout for this layer; made once a step for each window and token size that the model has."""
-    token_bytes = pool.specs[layer].bytes_per_token(pool.dtype)
+    token_bytes = pool.specs[layer].bytes_per_token(dtype)
     key = ("attention", window, token_bytes)
     layout: _Layout | None = batch.memo.get(key)
     if layout is None:
@@ -152,13 +173,16 @@ def _layout(batch: RaggedBatch, pool: KVPool, layer: int, window: int | None) ->
         groups = _split_decodes(batch, window, most_keys)
         longest = max(batch.context_lens[batch.num_decodes :], default=1)
         tile = min(QUERY_TILE, max(16, BIAS_ELEMENTS // longest))
+        rounded = pool.dtype != dtype
         chunks = tuple(
-            _chunk(batch, row, pool.block_size, window, tile) for row in range(batch.num_decodes, batch.num_rows)
+            _chunk(batch, row, pool.block_size, window, tile, rounded)
+            for row in range(batch.num_decodes, batch.num_rows)
         )
         layout = _Layout(
-            tuple(_decode_group(batch, rows, pool.block_size, window, pool.dtype) for rows in groups),
+            tuple(_decode_group(batch, rows, pool.block_size, window, dtype) for rows in groups),
             chunks,
-            _largest_bias(chunks, window, pool),
+            _largest_bias(chunks, window, pool.device, dtype),
+            dtype,
             {},
         )
         batch.memo[key] = layout
@@ -216,14 +240,15 @@ def _decode_group(
     return _DecodeGroup(tokens, len(rows), blocks.flatten(), length, bias)
 
 
-def _chunk(batch: RaggedBatch, row: int, block_size: int, window: int | None, tile: int) -> _Chunk:
+def _chunk(batch: RaggedBatch, row: int, block_size: int, window: int | None, tile: int, rounded: bool) -> _Chunk:
+    """`rounded`: the pool keeps something else than was computed, so a row's own keys come from there too."""
     tokens = slice(batch.row_starts[row], batch.row_starts[row + 1])
     count, context = tokens.stop - tokens.start, batch.context_lens[row]
     start = context - count  # position of the first query
-    if start == 0 and (window is None or window >= count):
-        return _Chunk(tokens, None, (_Tile(slice(0, count), slice(0, count), square=True),))
     first_block = 0 if window is None else max(0, start + 1 - window) // block_size
-    blocks = None if start == 0 else batch.block_tables[row, first_block : -(-context // block_size)]
+    blocks = batch.block_tables[row, first_block : -(-context // block_size)] if start or rounded else None
+    if start == 0 and (window is None or window >= count):
+        return _Chunk(tokens, blocks, (_Tile(slice(0, count), slice(0, count), square=True),))
     origin = first_block * block_size  # position of the first key at hand
     tiles = []
     for low in range(0, count, tile):
@@ -234,19 +259,21 @@ def _chunk(batch: RaggedBatch, row: int, block_size: int, window: int | None, ti
     return _Chunk(tokens, blocks, tuple(tiles))
 
 
-def _largest_bias(chunks: tuple[_Chunk, ...], window: int | None, pool: KVPool) -> Tensor | None:
+def _largest_bias(
+    chunks: tuple[_Chunk, ...], window: int | None, device: torch.device, dtype: torch.dtype
+) -> Tensor | None:
     """A bias that holds that of every tile in its corner."""
     tiles = [tile for chunk in chunks for tile in chunk.tiles if not tile.square]
     if not tiles:
         return None
     queries = max(tile.queries.stop - tile.queries.start for tile in tiles)
     keys = max(tile.keys.stop - tile.keys.start for tile in tiles)
-    at_q = torch.arange(keys - queries, keys, device=pool.device)[:, None]
-    at_k = torch.arange(keys, device=pool.device)
+    at_q = torch.arange(keys - queries, keys, device=device)[:, None]
+    at_k = torch.arange(keys, device=device)
     visible = at_k <= at_q
     if window is not None:
         visible &= at_k > at_q - window
-    return _bias(visible, pool.dtype)
+    return _bias(visible, dtype)
 
 
 def _bias(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -141,7 +141,7 @@ def attention(
         raise RuntimeError(f"{NAME} attention called outside a step")
     layer = state.calls
     state.calls += 1
-    dtype = state.pool.dtype  # rotary code in float32 may have widened queries and keys
+    dtype = value.dtype  # rotary code in float32 may have widened queries and keys
     out = paged_attention(
         query[0].transpose(0, 1).to(dtype),
         key[0].transpose(0, 1).to(dtype),
@@ -154,7 +154,7 @@ def attention(
         softcap=softcap,
         sinks=s_aux,
     )
-    return out[None].to(value.dtype), None
+    return out[None], None
 
 
 def mask_window(function: MaskFunction, horizon: int, name: str) -> int | None:
