@@ -4,6 +4,7 @@ Importing this raises ImportError, with the reason, on a processor that cannot r
 """
 
 from paceline_native._core import (
+    DecoderLayer,
     PackedLinear,
     argmax,
     available_cores,
@@ -17,6 +18,7 @@ from paceline_native._core import (
     restore,
     rms_norm,
     rope,
+    run_layers,
     set_threads,
     threads,
     use_isa,
@@ -25,6 +27,7 @@ from paceline_native._core import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "DecoderLayer",
     "PackedLinear",
     "argmax",
     "available_cores",
@@ -38,6 +41,7 @@ __all__ = [
     "restore",
     "rms_norm",
     "rope",
+    "run_layers",
     "set_threads",
     "threads",
     "use_isa",

@@ -1,3 +1,4 @@
+from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import numpy as np
@@ -29,6 +30,12 @@ class PackedLinear:
     def __call__(self, x: Buffer, out: Buffer, activation: str = "none", residual: Buffer | None = None) -> None: ...
     def unpack(self, out: Buffer) -> None:
         """Write the weights as the kernels see them, float32 [channels, in_features], to `out`."""
+    def rows(self, ids: Buffer, out: Buffer) -> None:
+        """Write rows `ids` (int64 [n]) of the weight, as `unpack` gives it, to `out`, float32 [n, in_features].
+
+        The lookup of an embedding that is kept as a head alone. Raises ValueError for a gated map and for rows that it
+        does not have.
+        """
     def buffer(self) -> NDArray[np.uint8]:
         """The packed bytes themselves, to be kept in a file; `restore` makes a map of them again."""
     @property
@@ -39,6 +46,34 @@ class PackedLinear:
     def in_features(self) -> int: ...
     @property
     def out_features(self) -> int: ...
+
+class DecoderLayer:
+    """A pre-norm layer: rotary grouped-query attention over paged keys and values, and a gated MLP.
+
+    qkv gives the queries of all heads, then keys, then values; gate_up is packed with gated=True. `qk_norm` float32
+    [heads + kv_heads, head_dim] normalizes queries and keys head by head before rotation, with `qk_eps` (default:
+    `eps`). `window` is how many positions a query sees, its own included. Norms are copied, maps shared.
+    """
+
+    def __init__(
+        self,
+        attention_norm: Buffer,
+        qkv: PackedLinear,
+        out: PackedLinear,
+        mlp_norm: Buffer,
+        gate_up: PackedLinear,
+        down: PackedLinear,
+        *,
+        eps: float,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        scale: float,
+        window: int | None = None,
+        activation: str = "silu",
+        qk_norm: Buffer | None = None,
+        qk_eps: float | None = None,
+    ) -> None: ...
 
 def isas() -> list[str]: ...
 def isa() -> str: ...
@@ -86,6 +121,26 @@ def paged_attention(
     softcap: float = 0.0,
     sinks: Buffer | None = None,
 ) -> None: ...
+def run_layers(
+    layers: Sequence[DecoderLayer],
+    hidden: Buffer,
+    cos: Buffer,
+    sin: Buffer,
+    keys: Sequence[Buffer],
+    values: Sequence[Buffer],
+    slots: Buffer,
+    tables: Buffer,
+    row_starts: Buffer,
+    context_lens: Buffer,
+    wanted: Buffer | None = None,
+    out: Buffer | None = None,
+) -> None:
+    """All layers of a step, `hidden` [tokens, hidden] changed in place. `keys` and `values` hold a pool for each layer.
+
+    With `wanted` (int64 [n], tokens) and `out` [n, hidden], what the last layer does after attention is done for these
+    tokens alone, and goes to `out`; `hidden` then stays what the last layer was given.
+    """
+
 def rms_norm(x: Buffer, weight: Buffer, eps: float, out: Buffer, residual: Buffer | None = None) -> None: ...
 def gate(x: Buffer, out: Buffer, activation: str = "silu") -> None: ...
 def rope(x: Buffer, cos: Buffer, sin: Buffer) -> None: ...

@@ -40,4 +40,16 @@ BatchArgument batch_argument(nb::handle slots, nb::handle tables, nb::handle row
   return out;
 }
 
+AngleArgument angle_argument(nb::handle cosine, nb::handle sine, int64_t tokens, int64_t head_dim) {
+  AngleArgument out{view(cosine, "cos", Type::kFloat32, 2), view(sine, "sin", Type::kFloat32, 2)};
+  const View &c = out.cosine, &s = out.sine;
+  for (int axis = 0; axis < 2; ++axis) expect_size(s, "sin", axis, c.shape[axis]);
+  expect_size(c, "cos", 0, tokens);
+  if (c.shape[1] % 2 || c.shape[1] > head_dim) {
+    throw nb::value_error("cos must have an even number of features, at most those of a head");
+  }
+  if (tokens > 1 && c.stride[0] != s.stride[0]) throw nb::value_error("cos and sin must lie alike in memory");
+  return out;
+}
+
 }  // namespace paceline

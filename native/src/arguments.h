@@ -30,4 +30,12 @@ struct BatchArgument {
 BatchArgument batch_argument(nanobind::handle slots, nanobind::handle tables, nanobind::handle row_starts,
                              nanobind::handle context_lens, int64_t tokens);
 
+// Of `tokens` positions, for heads of `head_dim` features; both lie alike in memory.
+struct AngleArgument {
+  View cosine, sine;  // [tokens, rotary]
+};
+
+// Raises TypeError or ValueError.
+AngleArgument angle_argument(nanobind::handle cosine, nanobind::handle sine, int64_t tokens, int64_t head_dim);
+
 }  // namespace paceline

@@ -92,6 +92,7 @@ struct RowsJob {
   float eps;
   float* y;
   int64_t y_stride;
+  int64_t weight_stride;  // rms_norm: 0 where all rows have the same weight
 };
 
 struct RopeJob {

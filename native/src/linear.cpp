@@ -303,13 +303,31 @@ void PackedLinear::apply(const LinearCall& call) const {
   const int64_t row_bytes = depth_ * (integers ? 1 : 4);
   const int64_t scales = integers ? call.rows * (depth_ / group_) : 0;
   const int64_t prepared_floats = rounded(call.rows * row_bytes, 64) / 4;
-  float* const scratch = thread_scratch(prepared_floats + 2 * scales + 16);
+  const int64_t normal_floats = call.norm_weight ? call.rows * shape_.in_features : 0;
+  float* const scratch = thread_scratch(prepared_floats + 2 * scales + 16 + normal_floats);
   job.prepared = reinterpret_cast<uint8_t*>(scratch);
   job.row_scale = scratch + prepared_floats;
   job.row_sum = job.row_scale + scales;
+  RowsJob norm{};
+  if (call.norm_weight) {
+    float* const normal = job.row_sum + scales + 16;
+    norm.x = call.x;
+    norm.x_stride = call.x_stride;
+    norm.weight = call.norm_weight;
+    norm.columns = shape_.in_features;
+    norm.eps = call.norm_eps;
+    norm.y = normal;
+    norm.y_stride = shape_.in_features;
+    job.x = normal;
+    job.x_stride = shape_.in_features;
+  }
 
   const int threads = pool_threads();
-  const auto prepare = [&](int64_t block) { kernels_->prepare(job, block); };
+  // Normalized rows go on to be laid out while they are in the first-level cache.
+  const auto prepare = [&](int64_t block) {
+    if (norm.weight) kernels_->rms_norm(norm, block * job.rows / job.blocks, (block + 1) * job.rows / job.blocks);
+    kernels_->prepare(job, block);
+  };
   if (threads == 1 || call.rows * depth_ < kWorthSharing) {
     for (int64_t b = 0; b < job.blocks; ++b) prepare(b);
   } else {
@@ -334,36 +352,64 @@ void PackedLinear::apply(const LinearCall& call) const {
   }
 }
 
-void PackedLinear::unpack(float* out) const {
-  const int64_t width = kernels_->panel, head = width * 2 * (shape_.has_minimum ? 2 : 1);
-  for (int64_t i = 0; i < panels_ * width; ++i) {
-    const int64_t panel = i / width, lane = i % width, channel = channel_of(panel, lane);
-    if (channel < 0) continue;
-    const uint8_t* const data = data_ + panel * panel_bytes_;
-    float* const row = out + channel * shape_.in_features;
-    for (int64_t k = 0; k < shape_.in_features; ++k) {
-      const int64_t at = k * width + lane;
-      switch (shape_.kind) {
-        case WeightKind::kFloat32: row[k] = reinterpret_cast<const float*>(data)[at]; break;
-        case WeightKind::kBFloat16: row[k] = from_bfloat16(reinterpret_cast<const uint16_t*>(data)[at]); break;
-        case WeightKind::kInt8:
-          row[k] = static_cast<float>(
-                       static_cast<int8_t>(data[(k / 4 * width + lane) * 4 + k % 4] - kernels_->int8_offset)) *
-                   reinterpret_cast<const float*>(data_ + scale_at_)[i];
-          break;
-        case WeightKind::kInt4: {
-          const uint8_t* const group = data + k / shape_.group * (head + shape_.group / 2 * width);
-          const auto* const scales = reinterpret_cast<const uint16_t*>(group);
-          const int64_t in_group = k % shape_.group;
-          const uint8_t byte = group[head + (in_group / 8 * width + lane) * 4 + in_group % 4];
-          const float q = static_cast<float>(in_group % 8 < 4 ? byte & 15 : byte >> 4),
-                      scale = from_float16(scales[lane]);
-          row[k] = shape_.has_minimum ? q * scale + from_float16(scales[width + lane]) : (q - 8) * scale;
-          break;
-        }
+void PackedLinear::read_channel(int64_t panel, int64_t lane, float* out) const {
+  const uint8_t* const data = data_ + panel * panel_bytes_;
+  const int64_t width = kernels_->panel, inputs = shape_.in_features;
+  switch (shape_.kind) {
+    case WeightKind::kFloat32: {
+      const auto* const w = reinterpret_cast<const float*>(data) + lane;
+      for (int64_t k = 0; k < inputs; ++k) out[k] = w[k * width];
+      break;
+    }
+    case WeightKind::kBFloat16: {
+      const auto* const w = reinterpret_cast<const uint16_t*>(data) + lane;
+      for (int64_t k = 0; k < inputs; ++k) out[k] = from_bfloat16(w[k * width]);
+      break;
+    }
+    case WeightKind::kInt8: {
+      const float scale = reinterpret_cast<const float*>(data_ + scale_at_)[panel * width + lane];
+      for (int64_t k = 0; k < inputs; ++k) {
+        const uint8_t byte = data[(k / 4 * width + lane) * 4 + k % 4];
+        out[k] = static_cast<float>(static_cast<int8_t>(byte - kernels_->int8_offset)) * scale;
       }
+      break;
+    }
+    case WeightKind::kInt4: {
+      const int64_t head = width * 2 * (shape_.has_minimum ? 2 : 1);
+      for (int64_t k = 0; k < inputs; ++k) {
+        const uint8_t* const group = data + k / shape_.group * (head + shape_.group / 2 * width);
+        const auto* const scales = reinterpret_cast<const uint16_t*>(group);
+        const int64_t in_group = k % shape_.group;
+        const uint8_t byte = group[head + (in_group / 8 * width + lane) * 4 + in_group % 4];
+        const float q = static_cast<float>(in_group % 8 < 4 ? byte & 15 : byte >> 4);
+        const float scale = from_float16(scales[lane]);
+        out[k] = shape_.has_minimum ? q * scale + from_float16(scales[width + lane]) : (q - 8) * scale;
+      }
+      break;
     }
   }
+}
+
+void PackedLinear::unpack(float* out) const {
+  for (int64_t i = 0; i < panels_ * kernels_->panel; ++i) {
+    const int64_t panel = i / kernels_->panel, lane = i % kernels_->panel, channel = channel_of(panel, lane);
+    if (channel >= 0) read_channel(panel, lane, out + channel * shape_.in_features);
+  }
+}
+
+void PackedLinear::rows(const int64_t* channels, int64_t count, float* out, int64_t stride) const {
+  if (shape_.gated) throw std::invalid_argument("a gated map has no rows to look up: its channels are gates and ups");
+  for (int64_t i = 0; i < count; ++i) {
+    if (channels[i] < 0 || channels[i] >= shape_.outputs) {
+      throw std::invalid_argument("ids names row " + std::to_string(channels[i]) + " of a map that has " +
+                                  std::to_string(shape_.outputs));
+    }
+  }
+  over_rows(count, shape_.in_features, [&](int64_t low, int64_t high) {
+    for (int64_t i = low; i < high; ++i) {
+      read_channel(channels[i] / kernels_->panel, channels[i] % kernels_->panel, out + i * stride);
+    }
+  });
 }
 
 }  // namespace paceline

@@ -33,6 +33,8 @@ struct LinearCall {
   int64_t residual_stride;
   float* y;
   int64_t y_stride;
+  const float* norm_weight = nullptr;  // [in_features]: rows are normalized first, as `Kernels::rms_norm` does
+  float norm_eps = 0;
 };
 
 class PackedLinear {
@@ -57,6 +59,10 @@ class PackedLinear {
   // The weights as the kernels see them, float32 [channels, in_features], dense.
   void unpack(float* out) const;
 
+  // Some of the channels, `stride` apart in `out`. Raises std::invalid_argument for a gated map and for channels that
+  // it does not have.
+  void rows(const int64_t* channels, int64_t count, float* out, int64_t stride) const;
+
   const LinearShape& shape() const { return shape_; }
   uint8_t* data() const { return data_; }
   int64_t bytes() const { return bytes_; }
@@ -74,6 +80,8 @@ class PackedLinear {
   void pack_int8_panels(const Read& read);
   template <class Read>
   void pack_int4_panels(const Read& read);
+  // The weights of the channel in a lane of a panel, as the kernels see them.
+  void read_channel(int64_t panel, int64_t lane, float* out) const;
   LinearJob job() const;
 
   LinearShape shape_;

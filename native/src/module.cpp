@@ -11,6 +11,7 @@
 #include "arguments.h"
 #include "cpu.h"
 #include "linear.h"
+#include "module_layer.h"
 #include "paged.h"
 #include "pool.h"
 #include "tensor.h"
@@ -108,6 +109,14 @@ void unpack(const PackedLinear& map, nb::handle out) {
   map.unpack(y.as<float>());
 }
 
+void rows(const PackedLinear& map, nb::handle ids, nb::handle out) {
+  const View channels = view(ids, "ids", Type::kInt64, 1), y = view(out, "out", Type::kFloat32, 2);
+  expect_size(y, "out", 0, channels.shape[0]);
+  expect_size(y, "out", 1, map.shape().in_features);
+  const nb::gil_scoped_release release;
+  map.rows(channels.as<int64_t>(), channels.shape[0], y.as<float>(), y.stride[0]);
+}
+
 nb::dict describe(const PackedLinear& map) {
   const LinearShape& shape = map.shape();
   nb::dict out;
@@ -202,9 +211,16 @@ void rms_norm(nb::handle x, nb::handle weight, double eps, nb::handle out, nb::h
     expect_size(y, "out", axis, in.shape[axis]);
     if (added.data) expect_size(added, "residual", axis, in.shape[axis]);
   }
-  const RowsJob job{in.as<float>(),          in.stride[0],  added.as<float>(),
-                    added.stride[0],         w.as<float>(), in.shape[1],
-                    static_cast<float>(eps), y.as<float>(), y.stride[0]};
+  RowsJob job{};
+  job.x = in.as<float>();
+  job.x_stride = in.stride[0];
+  job.residual = added.as<float>();
+  job.residual_stride = added.stride[0];
+  job.weight = w.as<float>();
+  job.columns = in.shape[1];
+  job.eps = static_cast<float>(eps);
+  job.y = y.as<float>();
+  job.y_stride = y.stride[0];
   const nb::gil_scoped_release release;
   over_rows(in.shape[0], in.shape[1], [&](int64_t low, int64_t high) { kernels().rms_norm(job, low, high); });
 }
@@ -225,16 +241,16 @@ void gate(nb::handle x, nb::handle out, const std::string& activation) {
 }
 
 void rope(nb::handle x, nb::handle cosine, nb::handle sine) {
-  const View in = view(x, "x", Type::kFloat32, 3, 2), c = view(cosine, "cos", Type::kFloat32, 2);
-  const View s = view(sine, "sin", Type::kFloat32, 2);
-  for (int axis = 0; axis < 2; ++axis) expect_size(s, "sin", axis, c.shape[axis]);
-  expect_size(c, "cos", 0, in.shape[0]);
-  if (c.shape[1] % 2 || c.shape[1] > in.shape[2]) {
-    throw nb::value_error("cos must have an even number of features, at most those of a head");
-  }
-  if (in.shape[0] > 1 && c.stride[0] != s.stride[0]) throw nb::value_error("cos and sin must lie alike in memory");
-  const RopeJob job{in.as<float>(), in.stride[0],  in.shape[1], in.shape[2],
-                    c.as<float>(),  s.as<float>(), c.stride[0], c.shape[1]};
+  const View in = view(x, "x", Type::kFloat32, 3, 2);
+  const AngleArgument angles = angle_argument(cosine, sine, in.shape[0], in.shape[2]);
+  const RopeJob job{in.as<float>(),
+                    in.stride[0],
+                    in.shape[1],
+                    in.shape[2],
+                    angles.cosine.as<float>(),
+                    angles.sine.as<float>(),
+                    angles.cosine.stride[0],
+                    angles.cosine.shape[1]};
   const nb::gil_scoped_release release;
   over_rows(in.shape[0], in.shape[1] * in.shape[2], [&](int64_t low, int64_t high) { kernels().rope(job, low, high); });
 }
@@ -289,6 +305,7 @@ NB_MODULE(_core, m) {
   nb::class_<PackedLinear>(m, "PackedLinear")
       .def("__call__", &apply, "x"_a, "out"_a, "activation"_a = "none", "residual"_a = nb::none())
       .def("unpack", &unpack, "out"_a)
+      .def("rows", &rows, "ids"_a, "out"_a)
       .def("buffer", &buffer)
       .def_prop_ro("description", &describe)
       .def_prop_ro("nbytes", &PackedLinear::bytes)
@@ -303,6 +320,7 @@ NB_MODULE(_core, m) {
 
   m.def("paged_attention", &attention, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "slots"_a, "tables"_a, "row_starts"_a,
         "context_lens"_a, "out"_a, "scale"_a, "window"_a = kNoWindow, "softcap"_a = 0.0, "sinks"_a = nb::none());
+  bind_layers(m);
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a, "residual"_a = nb::none());
   m.def("gate", &gate, "x"_a, "out"_a, "activation"_a = "silu");
   m.def("rope", &rope, "x"_a, "cos"_a, "sin"_a);

@@ -167,10 +167,6 @@ std::shared_ptr<Pool> the_pool() {
   return here.pool;
 }
 
-struct Freed {
-  void operator()(float* p) const { std::free(p); }
-};
-
 }  // namespace
 
 int available_cores() {
@@ -204,7 +200,11 @@ void configure_pool(const PoolSettings& settings) {
   here.pool.swap(fresh);  // the old one ends with its last job
 }
 
-int pool_threads() { return pool_settings().threads; }
+int pool_threads() {
+  Home& here = the_home();
+  const std::lock_guard<std::mutex> lock(here.mutex);
+  return here.settings.threads;
+}
 
 void run_items(int64_t items, ItemFunction function, const void* context) {
   if (items <= 0) return;
@@ -212,18 +212,21 @@ void run_items(int64_t items, ItemFunction function, const void* context) {
   the_pool()->run(items, function, context);
 }
 
-float* thread_scratch(int64_t floats) {
-  static thread_local std::unique_ptr<float, Freed> memory;
-  static thread_local int64_t size = 0;
-  if (floats > size) {
-    memory.reset();
-    size = 0;
-    const size_t bytes = (static_cast<size_t>(floats) * sizeof(float) + 63) / 64 * 64;
-    memory.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
-    if (!memory) throw std::bad_alloc();
-    size = floats;
+float* Scratch::floats(int64_t count) {
+  if (count > size_) {
+    memory_.reset();
+    size_ = 0;
+    const size_t bytes = (static_cast<size_t>(count) * sizeof(float) + 63) / 64 * 64;
+    memory_.reset(static_cast<float*>(std::aligned_alloc(64, bytes)));
+    if (!memory_) throw std::bad_alloc();
+    size_ = count;
   }
-  return memory.get();
+  return memory_.get();
+}
+
+float* thread_scratch(int64_t floats) {
+  static thread_local Scratch kept;
+  return kept.floats(floats);
 }
 
 }  // namespace paceline

@@ -8,6 +8,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <vector>
 
 namespace paceline {
@@ -53,6 +55,20 @@ void over_rows(int64_t rows, int64_t columns, const Function& function) {
       rows * columns < kWorthSharing ? 1 : std::min<int64_t>(rows, kPiecesPerThread * pool_threads());
   parallel(pieces, [&](int64_t i) { function(i * rows / pieces, (i + 1) * rows / pieces); });
 }
+
+// Memory that grows to the largest request so far and is kept. Requests lose what it held.
+class Scratch {
+ public:
+  // 64-byte aligned. Raises std::bad_alloc.
+  float* floats(int64_t count);
+
+ private:
+  struct Freed {
+    void operator()(float* p) const { std::free(p); }
+  };
+  std::unique_ptr<float, Freed> memory_;
+  int64_t size_ = 0;
+};
 
 // Floats of scratch that belong to the calling thread and stay valid until its next call.
 float* thread_scratch(int64_t floats);

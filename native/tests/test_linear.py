@@ -248,3 +248,30 @@ def test_errors_name_the_argument(isa: str, random: np.random.Generator) -> None
         native.pack_int8(np.full((2, 8), -128, dtype=np.int8), np.ones(2, dtype=np.float32))
     with pytest.raises(ValueError, match="float16"):
         native.pack(weight * np.float32(1e9), "int4")
+
+
+@pytest.mark.parametrize(("kind", "group", "minimum"), VARIANTS)
+@pytest.mark.parametrize("count", [0, 1, 9, 700])
+def test_rows_of_the_weight(
+    isa: str, threads: int, random: np.random.Generator, kind: str, group: int | None, minimum: bool, count: int
+) -> None:
+    """An embedding lookup on a head that is tied to it."""
+    packed = native.pack(floats(random, 77, 101), kind, bias=floats(random, 77), group=group, minimum=minimum)
+    ids = random.integers(0, 77, count)
+    out = astray(np.full((count, 101), np.nan, dtype=np.float32))
+    packed.rows(ids, out)
+    np.testing.assert_array_equal(out, unpacked(packed)[ids])
+
+
+def test_errors_of_rows_name_the_argument(random: np.random.Generator) -> None:
+    packed = native.pack(floats(random, 6, 8), "int8")
+    out = np.empty((1, 8), dtype=np.float32)
+    for wrong in (-1, 6):
+        with pytest.raises(ValueError, match=f"ids names row {wrong} of a map that has 6"):
+            packed.rows(np.array([wrong]), out)
+    with pytest.raises(ValueError, match="out has 1 along dimension 0; 2 was expected"):
+        packed.rows(np.array([0, 1]), out)
+    with pytest.raises(TypeError, match="ids must be a int64"):
+        packed.rows(np.array([0], dtype=np.int32), out)
+    with pytest.raises(ValueError, match="a gated map has no rows"):
+        native.pack(floats(random, 6, 8), "int8", gated=True).rows(np.array([0]), out)

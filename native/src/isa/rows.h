@@ -5,6 +5,7 @@
 void rms_norm(const RowsJob& job, int64_t low, int64_t high) {
   for (Index row = low; row < high; ++row) {
     const float* x = job.x + row * job.x_stride;
+    const float* weight = job.weight + row * job.weight_stride;
     float* y = job.y + row * job.y_stride;
     if (job.residual) {
       float* total = job.residual + row * job.residual_stride;
@@ -29,7 +30,7 @@ void rms_norm(const RowsJob& job, int64_t low, int64_t high) {
     const Floats factor = all(1.0f / __builtin_sqrtf(mean + job.eps));
     for (c = 0; c < job.columns; c += kWidth) {
       const Mask inside = first(job.columns - c);
-      store(y + c, mul(mul(load(x + c, inside), factor), load(job.weight + c, inside)), inside);
+      store(y + c, mul(mul(load(x + c, inside), factor), load(weight + c, inside)), inside);
     }
   }
 }
