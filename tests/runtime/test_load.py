@@ -103,7 +103,7 @@ def test_what_no_family_of_ours_runs_takes_the_other_road(tmp_path: Path) -> Non
 def test_contexts(tmp_path: Path) -> None:
     def longest(limit: int | None = None, **rope: Any) -> tuple[int, int]:
         save(tmp_path, rope_parameters={"rope_theta": 1e4, **rope} if rope else None)
-        info = load_model(tmp_path, max_model_len=limit).info
+        info = load_model(tmp_path, kernels="torch", max_model_len=limit).info
         return info.max_model_len, len(info.notes)
 
     assert longest() == (128, 0)

@@ -16,6 +16,8 @@ from paceline.runtime.batch import batch_of
 from paceline.runtime.formats.config import config_from_hf
 from paceline.runtime.formats.safetensors import SafetensorsWeights
 from paceline.runtime.kernels.kvpool import KVPool
+from paceline.runtime.kernels.native import unavailable
+from paceline.runtime.making import choose
 from paceline.runtime.models.base import Model
 from paceline.runtime.models.registry import NATIVE, native_model
 
@@ -67,7 +69,7 @@ class Pair:
 
     def again(self, dtype: torch.dtype) -> Model:
         """Ours, loaded in another dtype."""
-        return load(self.folder, dtype)
+        return load(self.folder, str(dtype).removeprefix("torch."))
 
     def pool(self, num_blocks: int) -> KVPool:
         return KVPool(self.ours.kv_specs, num_blocks, BLOCK)
@@ -86,26 +88,32 @@ def randomise(theirs: torch.nn.Module) -> None:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(
+    scope="module", params=[(case, kernels) for case in CASES for kernels in ("torch", "native")], ids="-".join
+)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    family, settings = CASES[request.param]
-    folder: Path = tmp_path_factory.mktemp(request.param)
+    case, kernels = request.param
+    if kernels == "native" and (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    family, settings = CASES[case]
+    folder: Path = tmp_path_factory.mktemp(case)
     torch.manual_seed(5)
     config = getattr(transformers, f"{family}Config")(**{**COMMON, **settings})
     theirs = getattr(transformers, f"{family}ForCausalLM")(config).eval()
     randomise(theirs)
     theirs.save_pretrained(folder)
-    return Pair(load(folder, torch.float32), theirs, folder)
+    return Pair(load(folder, "float32", kernels), theirs, folder)
 
 
-def load(folder: Path, dtype: torch.dtype) -> Model:
+def load(folder: Path, dtype: str, kernels: str = "torch") -> Model:
     """Our model from a folder, without what `load_model` adds."""
     config = config_from_hf(json.loads((folder / "config.json").read_text()))
     factory = native_model(config.architecture)
     assert factory is not None
-    weights = SafetensorsWeights(folder, dtype)
+    making = choose("cpu", dtype, kernels, "none", None)
+    weights = SafetensorsWeights(folder, making.read_dtype)
     try:
-        return factory(config, weights, device="cpu", dtype=dtype)
+        return factory(config, making.parts(weights))
     finally:
         weights.close()
 

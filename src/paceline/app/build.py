@@ -111,16 +111,19 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
     from paceline.runtime.tokenizer_export import export_tokenizer
 
     if spec.model.threads is not None:
-        torch.set_num_threads(spec.model.threads)
+        torch.set_num_threads(spec.model.threads)  # loading uses them too
     loaded = load_model(
         spec.path,
         device=spec.model.device,
         dtype=spec.model.dtype,
+        kernels=spec.model.kernels,
+        quantization=spec.model.quantization,
         max_model_len=spec.scheduler.max_model_len,
         cache_dir=Path(spec.digest_cache),
         progress=report_stage,
     )
     info = loaded.info
+    _set_threads(spec.model, info)
     for note in info.notes:
         logger.warning("%s", note)
     report_stage("cache")
@@ -154,11 +157,30 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
         num_blocks=num_blocks,
         dtype=info.dtype,
         device=info.device,
+        kernels=info.kernels,
+        quantization=info.quantization,
         weights_bytes=info.weights_bytes,
         kv_bytes=num_blocks * spec.kv.block_size * info.kv_bytes_per_token,
         namespace=info.namespace,
     )
     return EngineParts(scheduler, backend, engine_info)
+
+
+def _set_threads(settings: ModelSettings, info: ModelInfo) -> None:
+    """Give the native kernels their threads, where they compute, and leave torch one: its own would spin beside them.
+
+    Raises ConfigError for cores that this process may not use, or that nothing would be pinned to.
+    """
+    if info.kernels != "native":
+        if settings.cores:
+            raise ConfigError("cores pins the threads of the native kernels, and torch computes here; take taskset")
+        return
+    import torch
+
+    from paceline.runtime.kernels.native import set_threads
+
+    set_threads(settings.threads, settings.cores)
+    torch.set_num_threads(1)
 
 
 def _free_bytes(device: str) -> int:

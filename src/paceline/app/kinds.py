@@ -46,6 +46,22 @@ def _texts(given: object) -> tuple[str, ...]:
     return tuple(_text(part) for part in parts)
 
 
+def _cores(given: object) -> tuple[int, ...]:
+    """Core numbers: a list, or text as taskset takes it: 0-3,8."""
+    if not isinstance(given, str):
+        given = ",".join(str(part) for part in given) if isinstance(given, (list, tuple)) else str(given)
+    cores: list[int] = []
+    for part in given.split(","):
+        low, dash, high = part.strip().partition("-")
+        first, last = int(low), int(high if dash else low)
+        if not 0 <= first <= last <= _MOST_CORE:
+            raise ValueError
+        cores += range(first, last + 1)
+    if len(set(cores)) < len(cores):
+        raise ValueError
+    return tuple(cores)
+
+
 def _options(given: object) -> tuple[tuple[str, Any], ...]:
     if isinstance(given, str):
         pairs = [part.partition("=") for part in given.split(",")]
@@ -124,6 +140,7 @@ text = Kind("text", _text)
 classes = Kind("tables of traffic classes by name (or the same as JSON)", _classes)
 options = Kind("a table of options (or NAME=VALUE,NAME=VALUE)", _options)
 texts = Kind("a list of texts (or one text, with commas)", _texts)
+cores = Kind("core numbers such as 0-3,8 (each once)", _cores)
 path = Kind("a path", _text, is_path=True)
 switch = Kind("true or false", _boolean, is_switch=True)
 
@@ -131,6 +148,7 @@ switch = Kind("true or false", _boolean, is_switch=True)
 # Beyond these, what is computed from a setting would overflow somewhere, and whoever wrote it meant something else.
 _MOST_WHOLE = 2**31 - 1
 _MOST_NUMBER = 1e15
+_MOST_CORE = 4095
 
 
 def _short(given: object) -> str:

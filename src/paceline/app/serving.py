@@ -138,6 +138,8 @@ class Front:
             "architecture": info.architecture,
             "road": info.road,
             "dtype": info.dtype,
+            "kernels": info.kernels,
+            "quantization": info.quantization,
             "device": info.device,
             "max_model_len": info.max_model_len,
             "kv_tokens": info.num_blocks * info.block_size,
@@ -146,8 +148,10 @@ class Front:
         if not self._is_for_people:
             log.info("ready", extra={"url": url, "seconds": round(seconds, 3), **facts})
             return
+        held = info.dtype if info.quantization == "none" else f"{info.quantization} weights and {info.dtype}"
         print(
-            f"ready in {seconds:.1f} s: {info.architecture} ({info.road}), {info.dtype} on {info.device}, context "
+            f"ready in {seconds:.1f} s: {info.architecture} ({info.road}), {held} on {info.device} by {info.kernels} "
+            f"kernels, context "
             f"{info.max_model_len} tokens, KV cache {facts['kv_gib']:.2f} GiB for {facts['kv_tokens']} tokens",
             file=sys.stderr,
         )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
-from paceline.app.kinds import Kind, choice, classes, number, options, path, switch, text, texts, whole
+from paceline.app.kinds import Kind, choice, classes, cores, number, options, path, switch, text, texts, whole
 from paceline.app.store import DEFAULT_MODEL
 from paceline.core.classes import BUILT_IN, DEFAULT_CLASS, TrafficClass
 from paceline.core.policies.registry import ALIASES, POLICIES
@@ -34,8 +34,19 @@ class ModelSettings:
     )
     served_names: tuple[str, ...] = setting((), texts, "what clients call it, the first is shown; its own name if none")
     dtype: str = setting("auto", choice("auto", "float32", "bfloat16", "float16"), "of weights, arithmetic and KV")
+    quantization: str = setting(
+        "none",
+        choice("none", "int8", "int4", "int4-g64", "int4-g128"),
+        "of the weights, on a CPU with the native kernels",
+    )
+    kernels: str = setting(
+        "auto", choice("auto", "native", "torch"), "what computes; auto is native on a CPU with them"
+    )
     device: str = setting("auto", text, "auto, cpu, cuda, cuda:1, ...; auto takes a GPU when there is one")
-    threads: int | None = setting(None, whole(1, 1024), "CPU threads of the model; torch chooses if not given")
+    threads: int | None = setting(None, whole(1, 1024), "CPU threads of the model; one for each core if not given")
+    cores: tuple[int, ...] = setting(
+        (), cores, "pin the model's threads to these cores, one each; native kernels alone"
+    )
 
 
 @dataclass(frozen=True, slots=True)

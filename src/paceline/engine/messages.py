@@ -51,6 +51,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     weights_bytes: int
     kv_bytes: int
     namespace: str  # hex digest of weights, tokenizer, dtype and layout: who may share KV
+    kernels: str = "torch"  # or "native"
+    quantization: str = "none"  # of the weights
     stages: tuple[Stage, ...] = ()  # filled in by the engine process
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
@@ -27,6 +26,7 @@ from paceline.runtime.formats.safetensors import PICKLED, SafetensorsWeights, we
 from paceline.runtime.formats.weights import CheckpointWeights, check_weights
 from paceline.runtime.layers.mlp import ACTIVATIONS
 from paceline.runtime.layers.rope import ROPE_TYPES
+from paceline.runtime.making import Making, choose
 from paceline.runtime.models.base import Model
 from paceline.runtime.models.registry import native_model
 
@@ -35,8 +35,6 @@ Progress = Callable[[str, float], None]
 
 # Part of every namespace: a change in how keys and values are laid out or computed makes old ones worthless.
 _LAYOUT = "kv1"
-
-_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +51,8 @@ class ModelInfo:
     eos_token_ids: tuple[int, ...]
     dtype: str  # "float32", "float16" or "bfloat16"; of weights and cache
     device: str
+    kernels: str  # "native" or "torch": what computes on it
+    quantization: str  # of the weights: "none" or a key of layers.native.QUANTIZATIONS
     weights_bytes: int
     namespace: str  # hex digest of weights, tokenizer, dtype and layout; equal only if KV may be shared
     notes: tuple[str, ...] = ()  # what a person should know, one sentence each
@@ -84,6 +84,8 @@ def load_model(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    kernels: str = "auto",
+    quantization: str = "none",
     max_model_len: int | None = None,
     cache_dir: Path | None = None,
     progress: Progress | None = None,
@@ -92,29 +94,29 @@ def load_model(
 
     device         "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one
     dtype          "float32", "float16" or "bfloat16"; "auto" is float32 on a CPU, else what the checkpoint names
+    kernels        "native" are those of the distribution paceline-native, for CPUs; "torch" runs everywhere; "auto" is
+                   native where that can be
+    quantization   "none", or what the native kernels keep weights in, a key of `layers.native.QUANTIZATIONS`
     max_model_len  the longest context to serve; None is the checkpoint's own (see `layers.rope` for what it fixes)
     cache_dir      where digests of large files are remembered; None computes them each time
     progress       told how far each stage is
 
     Raises ModelNotFound, CorruptModel or UnsupportedModel with one line that says what is wrong, and ConfigError for
-    a device, dtype or length that cannot be honoured.
+    a device, dtype, kernels, quantization or length that cannot be honoured.
     """
     source = Path(path)
     report = progress or _silent
-    target = _device(device)
     files = checkpoint_files(source)
     # The digest reads every byte, as loading does: side by side they share the page cache.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest") as pool:
         digest = pool.submit(files_digest, files, cache_dir)
-        if source.is_file():
-            chosen = _dtype(dtype, target, None)
-            built = _load_gguf(source, target, chosen, max_model_len, report)
-        else:
-            raw = read_config(source)
-            chosen = _dtype(dtype, target, raw.get("dtype") or raw.get("torch_dtype"))
-            built = _load_folder(source, raw, target, chosen, max_model_len, report)
+        raw = {} if source.is_file() else read_config(source)
+        named = raw.get("dtype") or raw.get("torch_dtype")
+        making = choose(device, dtype, kernels, quantization, named)
+        load = _load_gguf if source.is_file() else _load_folder
+        built = load(source, raw, making, max_model_len, report)
         content = digest.result()
-    return LoadedModel(built.model, _info(source, built, target, chosen, content))
+    return LoadedModel(built.model, _info(source, built, making, content))
 
 
 def checkpoint_files(source: Path) -> list[Path]:
@@ -134,28 +136,27 @@ def checkpoint_files(source: Path) -> list[Path]:
     return [*weight_files(source), *(path for path in extras if path.is_file())]
 
 
-def _load_gguf(path: Path, device: torch.device, dtype: torch.dtype, limit: int | None, report: Progress) -> _Built:
-    config, weights = open_gguf(path, dtype)
+def _load_gguf(path: Path, _: dict[str, Any], making: Making, limit: int | None, report: Progress) -> _Built:
+    config, weights = open_gguf(path, making.read_dtype)
     if not _runs_natively(config):
         raise UnsupportedModel(f"{path}: {config.architecture} from GGUF has no native implementation")
-    return _build_native(config, weights, device, dtype, config.eos_token_ids, limit, report)
+    return _build_native(config, weights, making, config.eos_token_ids, limit, report)
 
 
-def _load_folder(
-    folder: Path, raw: dict[str, Any], device: torch.device, dtype: torch.dtype, limit: int | None, report: Progress
-) -> _Built:
+def _load_folder(folder: Path, raw: dict[str, Any], making: Making, limit: int | None, report: Progress) -> _Built:
     method = quantization_method(raw)
     if method is not None and method not in UNPACKED:
         raise UnsupportedModel(f"{folder}: weights quantized with {method!r} are not read; use the unquantized model")
     eos = eos_token_ids(folder, raw)
     config = _native_config(folder, raw) if method is None else None
     if config is not None:
-        weights = SafetensorsWeights(folder, dtype)
-        return _build_native(config, weights, device, dtype, eos, limit, report)
+        weights = SafetensorsWeights(folder, making.read_dtype)
+        return _build_native(config, weights, making, eos, limit, report)
+    making.require_torch(str(folder))
     # Imported here: transformers takes seconds, and the native road does without it.
     from paceline.runtime.models.transformers_road import load_transformers
 
-    loaded = load_transformers(folder, device=device, dtype=dtype, max_model_len=limit, progress=report)
+    loaded = load_transformers(folder, device=making.device, dtype=making.dtype, max_model_len=limit, progress=report)
     return _Built(
         loaded,
         loaded.architecture,
@@ -189,8 +190,7 @@ def _runs_natively(config: ModelConfig) -> bool:
 def _build_native(
     config: ModelConfig,
     weights: CheckpointWeights,
-    device: torch.device,
-    dtype: torch.dtype,
+    making: Making,
     eos: tuple[int, ...],
     limit: int | None,
     report: Progress,
@@ -204,12 +204,12 @@ def _build_native(
     assert factory is not None
     try:
         check_weights(weights, config)
-        tracked = _Tracked(weights, report)
-        model = factory(config, tracked, device=device, dtype=dtype)
+        parts = making.parts(_Tracked(weights, report))
+        model = factory(config, parts)
     finally:
         weights.close()
     eos = tuple(token for token in eos if token < config.vocab_size)
-    return _Built(model, config.architecture, "native", longest, eos, tracked.nbytes, _notes(config, longest))
+    return _Built(model, config.architecture, "native", longest, eos, parts.nbytes, _notes(config, longest))
 
 
 def _context_length(config: ModelConfig) -> int:
@@ -235,25 +235,21 @@ def _notes(config: ModelConfig, longest: int) -> tuple[str, ...]:
 
 
 class _Tracked(CheckpointWeights):
-    """Weights that report progress and count what was taken. A second look at a tensor counts once."""
+    """Weights that report how many of them were taken. A second look at a tensor counts once."""
 
     def __init__(self, weights: CheckpointWeights, report: Progress) -> None:
         self.where = weights.where
         self._weights = weights
         self._report = report
-        self._sizes: dict[str, int] = {}
+        self._taken: set[str] = set()
         self._percent = -1
-
-    @property
-    def nbytes(self) -> int:
-        return sum(self._sizes.values())
 
     def __getitem__(self, name: str) -> Tensor:
         if name not in self._weights:
             raise CorruptModel(f"{self.where}: tensor {name} is missing")
         tensor = self._weights[name]
-        self._sizes[name] = tensor.nbytes
-        percent = 100 * len(self._sizes) // len(self._weights)
+        self._taken.add(name)
+        percent = 100 * len(self._taken) // len(self._weights)
         if percent > self._percent:  # a large model has tens of thousands of tensors: nobody wants a word of each
             self._percent = percent
             self._report("read", percent / 100)
@@ -275,11 +271,13 @@ class _Tracked(CheckpointWeights):
         self._weights.close()
 
 
-def _info(source: Path, built: _Built, device: torch.device, dtype: torch.dtype, content: str) -> ModelInfo:
+def _info(source: Path, built: _Built, making: Making, content: str) -> ModelInfo:
     specs: Sequence[Any] = built.model.kv_specs
-    name = _dtype_name(dtype)
+    name = making.dtype_name
+    kernels = "native" if making.native and built.road == "native" else "torch"
     layout = [(spec.kv_heads, spec.k_dim, spec.v_dim) for spec in specs]
-    facts = (_LAYOUT, content, name, built.road, built.architecture, built.max_model_len, layout)
+    held = (name, kernels, making.quantization)
+    facts = (_LAYOUT, content, held, built.road, built.architecture, built.max_model_len, layout)
     return ModelInfo(
         name=source.name.removesuffix(".gguf"),
         architecture=built.architecture,
@@ -287,45 +285,16 @@ def _info(source: Path, built: _Built, device: torch.device, dtype: torch.dtype,
         vocab_size=built.model.vocab_size,
         max_model_len=built.max_model_len,
         num_layers=len(specs),
-        kv_bytes_per_token=sum(spec.bytes_per_token(dtype) for spec in specs),
+        kv_bytes_per_token=sum(spec.bytes_per_token(making.dtype) for spec in specs),
         eos_token_ids=built.eos_token_ids,
         dtype=name,
-        device=str(device),
+        device=str(making.device),
+        kernels=kernels,
+        quantization=making.quantization,
         weights_bytes=built.weights_bytes,
         namespace=hashlib.sha256(repr(facts).encode()).hexdigest(),
-        notes=built.notes,
+        notes=built.notes if making.note is None or built.road != "native" else (*built.notes, making.note),
     )
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"device {name!r} is not known to torch") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device {name!r}: Paceline runs on cpu and cuda alone")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r}: this torch sees no CUDA device")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"device {name!r}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0")
-    return device
-
-
-def _dtype(name: str, device: torch.device, checkpoint: object) -> torch.dtype:
-    """The dtype to compute in. On a CPU "auto" is float32: half precision is slower there, and less exact."""
-    if name == "auto":
-        if device.type == "cpu":
-            return torch.float32
-        return _DTYPES.get(str(checkpoint).removeprefix("torch."), torch.bfloat16)
-    if name not in _DTYPES:
-        raise ConfigError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
-    return _DTYPES[name]
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _silent(stage: str, fraction: float) -> None:

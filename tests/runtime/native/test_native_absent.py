@@ -26,7 +26,7 @@ def test_the_reason_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reason is not None
     assert native.INSTALL in reason
     with pytest.raises(ImportError, match="native kernels"):
-        native.NativeLinear(torch.zeros(2, 2))
+        native.pack(torch.zeros(2, 2))
 
 
 def test_a_module_that_does_not_load_is_no_missing_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The native CPU kernels, where the distribution `paceline-native` is installed. Nothing runs on them unless asked.
+"""The native CPU kernels, where the distribution `paceline-native` is installed.
 
 They take float32 tensors on the CPU and keep the contracts of the torch path, which stays their reference.
 """
@@ -6,12 +6,16 @@ They take float32 tensors on the CPU and keep the contracts of the torch path, w
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.errors import ConfigError
 from paceline.runtime.batch import RaggedBatch
 from paceline.runtime.kernels.kvpool import KVPool
 
@@ -43,32 +47,51 @@ def native() -> ModuleType:
     return module
 
 
-class NativeLinear:
-    """y [T, out] = act(x [T, in] W^T + b) + residual, over weights packed once.
+@dataclass(frozen=True, slots=True)
+class WeightFormat:
+    """How the weights of a map are stored.
 
-    kind        "float32", "bfloat16", "int8" or "int4": how weights are stored. The last two also round activations
-    gated       the weight is [2 * out, in], gate before up, and y = act(gate) * up + residual
-    activation  "none", "silu", "gelu_tanh" or "relu"
-    group       inputs that share a scale, 32, 64 or 128: int4's weights and activations, int8's activations
-    minimum     int4 weights lie between a group's lowest and highest, as in GGUF's Q4_1, instead of around zero
+    kind     "float32", "bfloat16", "int8" or "int4"; the last two also round activations
+    group    inputs that share a scale, 32, 64 or 128: int4's weights and activations, int8's activations
+    minimum  int4 weights lie between a group's lowest and highest, as in GGUF's Q4_1, instead of around zero
+    """
+
+    kind: str
+    group: int | None = None
+    minimum: bool = False
+
+
+FLOAT32, BFLOAT16 = WeightFormat("float32"), WeightFormat("bfloat16")
+INT8 = WeightFormat("int8", 64)
+INT4 = WeightFormat("int4", 32, minimum=True)
+
+
+def set_threads(threads: int | None, cores: Sequence[int] = ()) -> None:
+    """How many threads compute (None: one for each core that this process may use), pinned to `cores` one by one.
+
+    Raises ConfigError.
+    """
+    if cores and threads is not None and threads != len(cores):
+        raise ConfigError(f"threads is {threads} and cores names {len(cores)}: give one core for each thread")
+    count = threads or len(cores) or native().available_cores()
+    try:
+        native().set_threads(count, cores=list(cores))
+    except ValueError as error:
+        raise ConfigError(f"cores {','.join(map(str, cores))}: {error}") from error
+
+
+class NativeLinear:
+    """y [T, out] = act(x [T, in] W^T + b) + residual, over weights packed once (`pack`).
+
+    activation  "none", "silu", "gelu_tanh" or "relu". A map packed as gated computes act(gate) * up + residual
     """
 
     __slots__ = ("activation", "in_features", "out_features", "packed")
 
-    def __init__(
-        self,
-        weight: Tensor,
-        bias: Tensor | None = None,
-        *,
-        kind: str = "float32",
-        gated: bool = False,
-        activation: str = "none",
-        group: int | None = None,
-        minimum: bool = False,
-    ) -> None:
-        self.packed = native().pack(weight, kind, bias=bias, gated=gated, group=group, minimum=minimum)
-        self.in_features: int = self.packed.in_features
-        self.out_features: int = self.packed.out_features
+    def __init__(self, packed: Any, activation: str = "none") -> None:
+        self.packed = packed
+        self.in_features: int = packed.in_features
+        self.out_features: int = packed.out_features
         self.activation = activation
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -76,6 +99,17 @@ class NativeLinear:
         out = x.new_empty(x.shape[0], self.out_features)
         self.packed(x, out, self.activation, residual)
         return out
+
+    def rows(self, channels: Tensor) -> Tensor:
+        """Rows [T, in] of the weight as the kernels see it: an embedding lookup, for a head that is tied to it."""
+        out = torch.empty(len(channels), self.in_features)
+        self.packed.rows(channels, out)
+        return out
+
+
+def pack(weight: Tensor, bias: Tensor | None = None, form: WeightFormat = FLOAT32, *, gated: bool = False) -> Any:
+    """A `paceline_native.PackedLinear` of float32 [out, in]; `gated`: of [2 * out, in], gate before up."""
+    return native().pack(weight, form.kind, bias=bias, gated=gated, group=form.group, minimum=form.minimum)
 
 
 def paged_attention(
@@ -92,7 +126,7 @@ def paged_attention(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """What `kernels.attention.paged_attention` computes, for a float32 pool on the CPU. Heads of q, k, v are dense."""
-    starts, contexts = _host_tensors(batch)
+    starts, contexts = host_tensors(batch)
     out = q.new_empty(*q.shape[:2], v.shape[2])
     terms: dict[str, int] = {} if window is None else {"window": window}
     native().paged_attention(
@@ -114,7 +148,7 @@ def paged_attention(
     return out
 
 
-def _host_tensors(batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+def host_tensors(batch: RaggedBatch) -> tuple[Tensor, Tensor]:
     """`row_starts` and `context_lens` as tensors; made once a step."""
     found: tuple[Tensor, Tensor] | None = batch.memo.get("native")
     if found is None:

@@ -9,8 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.errors import UnsupportedModel
-from paceline.runtime.layers.linear import Linear
+from paceline.runtime.layers.linear import LinearMap
 
+MLP = Callable[[Tensor], Tensor]  # [T, hidden] -> [T, hidden]
 Activation = Callable[[Tensor], Tensor]
 
 
@@ -41,7 +42,7 @@ class GatedMLP:
 
     __slots__ = ("act", "down", "gate_up", "width")
 
-    def __init__(self, gate_up: Linear, down: Linear, act: Activation) -> None:
+    def __init__(self, gate_up: LinearMap, down: LinearMap, act: Activation) -> None:
         self.gate_up = gate_up
         self.down = down
         self.act = act
@@ -60,7 +61,7 @@ class MixtureOfExperts:
 
     __slots__ = ("experts", "renormalize", "router", "top_k")
 
-    def __init__(self, router: Linear, experts: Sequence[GatedMLP], top_k: int, *, renormalize: bool) -> None:
+    def __init__(self, router: LinearMap, experts: Sequence[MLP], top_k: int, *, renormalize: bool) -> None:
         self.router = router
         self.experts = tuple(experts)
         self.top_k = top_k

@@ -1,18 +1,13 @@
-"""What every model is to the backend, and what a model is built from."""
+"""What every model is to the backend."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
 from torch import Tensor
 
 from paceline.runtime.batch import RaggedBatch
 from paceline.runtime.kernels.kvpool import KVPool, KVSpec
-
-# Checkpoint tensors by their Hugging Face name, e.g. "model.layers.0.self_attn.q_proj.weight". Loaded when looked up,
-# in whatever dtype the file has; a missing name is a KeyError, which the loader reports as a corrupt model.
-Weights = Mapping[str, Tensor]
 
 
 class Model(Protocol):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Protocol
 
-import torch
-
 from paceline.runtime.formats.config import ModelConfig
-from paceline.runtime.models.base import Model, Weights
+from paceline.runtime.layers.parts import Parts
+from paceline.runtime.models.base import Model
 
 # Hugging Face class name in config.json's "architectures" -> "module:class" of ours, imported when first used.
 NATIVE: dict[str, str] = {
@@ -24,9 +23,7 @@ NATIVE: dict[str, str] = {
 class ModelFactory(Protocol):
     """How the loader builds a model: tensors are looked up by name, converted and laid out once, here."""
 
-    def __call__(
-        self, config: ModelConfig, weights: Weights, *, device: torch.device | str, dtype: torch.dtype
-    ) -> Model: ...
+    def __call__(self, config: ModelConfig, parts: Parts) -> Model: ...
 
 
 def native_model(architecture: str) -> ModelFactory | None:

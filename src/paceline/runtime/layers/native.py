@@ -1,0 +1,174 @@
+"""Parts that the native kernels compute: weights packed once, and as many layers as possible in one call.
+
+Arithmetic is float32 (int8 inside quantized products), whatever the weights are stored in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from paceline.runtime.batch import RaggedBatch
+from paceline.runtime.kernels.kvpool import KVPool
+from paceline.runtime.kernels.native import (
+    FLOAT32,
+    INT4,
+    INT8,
+    NativeLinear,
+    WeightFormat,
+    host_tensors,
+    native,
+    pack,
+    paged_attention,
+)
+from paceline.runtime.layers.layer import Layer, Stack, stack
+from paceline.runtime.layers.linear import LinearMap
+from paceline.runtime.layers.mlp import MLP, GatedMLP, activation
+from paceline.runtime.layers.parts import Embedding, GatedNames
+
+# Activations that a gated map can apply by itself; with another, torch does.
+_FUSED = {"silu": "silu", "swish": "silu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """The formats of a model's weights: of its layers, and of embedding and head, which suffer more from few bits."""
+
+    layers: WeightFormat
+    head: WeightFormat
+
+
+# By the value of the setting `quantization`.
+QUANTIZATIONS: dict[str, Quantization] = {
+    "int8": Quantization(INT8, INT8),
+    "int4": Quantization(INT4, INT8),
+    "int4-g64": Quantization(WeightFormat("int4", 64, minimum=True), INT8),
+    "int4-g128": Quantization(WeightFormat("int4", 128, minimum=True), INT8),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NativeMLP:
+    """down(act(gate(x)) * up(x)); gate, up and activation are one kernel."""
+
+    gate_up: NativeLinear
+    down: NativeLinear
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.gate_up(x))
+
+
+class NativeParts:
+    """Implements `layers.parts.Parts`, from weights in float32."""
+
+    attention: Callable[..., Tensor] = staticmethod(paged_attention)
+
+    def __init__(self, weights: Mapping[str, Tensor], quantization: Quantization) -> None:
+        self.nbytes = 0
+        self.device = torch.device("cpu")
+        self._weights = weights
+        self._quantization = quantization
+
+    def tensor(self, name: str) -> Tensor:
+        """See `Parts`."""
+        tensor = self._weights[name].float()
+        self.nbytes += tensor.nbytes
+        return tensor
+
+    def linear(self, *names: str, bias: bool = False) -> NativeLinear:
+        """See `Parts`."""
+        return NativeLinear(self._packed(names, self._quantization.layers, bias=bias))
+
+    def gated_mlp(self, names: GatedNames, act: str, *, bias: bool = False) -> MLP:
+        """See `Parts`."""
+        gate, up, down = names
+        if act not in _FUSED:
+            return GatedMLP(self.linear(gate, up, bias=bias), self.linear(down, bias=bias), activation(act))
+        both = self._packed((gate, up), self._quantization.layers, bias=bias, gated=True)
+        return NativeMLP(NativeLinear(both, _FUSED[act]), self.linear(down, bias=bias))
+
+    def ends(self, embedding: str, head: str | None) -> tuple[Embedding, LinearMap]:
+        """See `Parts`. A head that is tied is the only copy: rows are looked up in it."""
+        form = self._quantization.head
+        if head is None:
+            tied = NativeLinear(self._packed((embedding,), form))
+            return tied.rows, tied
+        table = self._weights[f"{embedding}.weight"]
+        if form != FLOAT32:
+            table = table.to(torch.bfloat16)
+        self.nbytes += table.nbytes
+        return (lambda ids: F.embedding(ids, table).float()), NativeLinear(self._packed((head,), form))
+
+    def stack(self, layers: Sequence[Layer]) -> Stack:
+        """See `Parts`. Neighbours that a native call can take whole become one call."""
+        runs: list[Any] = []
+        for whole, group in groupby(layers, key=lambda layer: isinstance(layer.mlp, NativeMLP)):
+            members = list(group)
+            runs += [NativeLayers(members)] if whole else members
+        return stack(runs)
+
+    def _packed(self, names: Sequence[str], form: WeightFormat, *, bias: bool = False, gated: bool = False) -> Any:
+        weight = _side_by_side([self._weights[f"{name}.weight"] for name in names])
+        biases = _side_by_side([self._weights[f"{name}.bias"] for name in names]) if bias else None
+        packed = pack(weight, biases, form, gated=gated)
+        self.nbytes += packed.nbytes
+        return packed
+
+
+class NativeLayers:
+    """Consecutive layers, in one call that Python does not take part in."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self._first = layers[0].attention.index
+        self._layers = [_native_layer(layer) for layer in layers]
+
+    def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: RaggedBatch, pool: KVPool) -> Tensor:
+        """[T, hidden] -> the same, changed in place."""
+        here = slice(self._first, self._first + len(self._layers))
+        native().run_layers(
+            self._layers,
+            hidden,
+            cos,
+            sin,
+            pool.keys[here],
+            pool.values[here],
+            batch.slot_mapping,
+            batch.block_tables,
+            *host_tensors(batch),
+        )
+        return hidden
+
+
+def _native_layer(layer: Layer) -> Any:
+    attention, mlp = layer.attention, layer.mlp
+    assert isinstance(mlp, NativeMLP)
+    assert isinstance(attention.qkv, NativeLinear)
+    assert isinstance(attention.out, NativeLinear)
+    norm = attention.qk_norm
+    return native().DecoderLayer(
+        layer.attention_norm.weight,
+        attention.qkv.packed,
+        attention.out.packed,
+        layer.mlp_norm.weight,
+        mlp.gate_up.packed,
+        mlp.down.packed,
+        eps=layer.attention_norm.eps,
+        heads=attention.heads,
+        kv_heads=attention.kv_heads,
+        head_dim=attention.head_dim,
+        scale=attention.scale,
+        window=attention.window,
+        activation=mlp.gate_up.activation,
+        qk_norm=None if norm is None else norm.heads,
+        qk_eps=None if norm is None else norm.eps,
+    )
+
+
+def _side_by_side(tensors: list[Tensor]) -> Tensor:
+    return tensors[0].float() if len(tensors) == 1 else torch.cat([tensor.float() for tensor in tensors])

@@ -1,0 +1,119 @@
+"""How a model is made: the device, the type of its arithmetic, how its weights are held and what computes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from paceline.errors import ConfigError
+from paceline.runtime.kernels.native import BFLOAT16, FLOAT32, unavailable
+from paceline.runtime.layers.native import QUANTIZATIONS, NativeParts, Quantization
+from paceline.runtime.layers.parts import Parts, TorchParts
+
+KERNELS = ("auto", "native", "torch")
+_DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What `choose` decided."""
+
+    device: torch.device
+    dtype: torch.dtype
+    quantization: str
+    no_native: str | None  # why the native kernels do not compute; None where they do
+    native_required: bool  # they were asked for, or what they alone can do
+    note: str | None = None  # what a person should know
+
+    @property
+    def native(self) -> bool:
+        """Whether the native kernels compute, for a model that has a file of its own."""
+        return self.no_native is None
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    @property
+    def read_dtype(self) -> torch.dtype:
+        """What weights are read as: the native kernels pack from float32."""
+        return torch.float32 if self.native else self.dtype
+
+    def parts(self, weights: Mapping[str, Tensor]) -> Parts:
+        """The maker of a model's parts."""
+        if not self.native:
+            return TorchParts(weights, self.device, self.dtype)
+        stored = BFLOAT16 if self.dtype == torch.bfloat16 else FLOAT32
+        return NativeParts(weights, QUANTIZATIONS.get(self.quantization, Quantization(stored, stored)))
+
+    def require_torch(self, model: str) -> None:
+        """Raise ConfigError where a model that runs on transformers' own code was to be made in another way."""
+        if self.native_required:
+            raise ConfigError(
+                f"{model}: this model runs on transformers' own code, which takes kernels 'torch' and "
+                f"quantization 'none' alone"
+            )
+
+
+def choose(device: str, dtype: str, kernels: str, quantization: str, checkpoint: object) -> Making:
+    """Resolve "auto", and refuse what does not go together. `checkpoint` is the dtype that the checkpoint names.
+
+    Raises ConfigError.
+    """
+    target = _device(device)
+    chosen = _dtype(dtype, target, checkpoint)
+    if kernels not in KERNELS:
+        raise ConfigError(f"kernels {kernels!r} is not one of {', '.join(KERNELS)}")
+    known = ("none", *QUANTIZATIONS)
+    if quantization not in known:
+        raise ConfigError(f"quantization {quantization!r} is not one of {', '.join(known)}")
+    reason = _no_native(kernels, target, chosen)
+    required = kernels == "native" or quantization != "none"
+    if required and reason is not None:
+        asked = "kernels 'native'" if kernels == "native" else f"quantization {quantization!r}"
+        raise ConfigError(f"{asked} cannot be had: {reason}")
+    note = None
+    if reason is not None and kernels == "auto" and target.type == "cpu":
+        note = f"torch computes, which is slower: {reason}"
+    return Making(target, chosen, quantization, reason, required, note)
+
+
+def _no_native(kernels: str, device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the native kernels do not compute on this device and in this dtype, or None."""
+    if kernels == "torch":
+        return "kernels 'torch' was asked for"
+    if device.type != "cpu":
+        return f"the native kernels run on a CPU, not on {device}"
+    if dtype == torch.float16:
+        return "the native kernels know no float16; take float32 or bfloat16"
+    return unavailable()
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r} is not known to torch") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {name!r}: Paceline runs on cpu and cuda alone")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r}: this torch sees no CUDA device")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {name!r}: there are {torch.cuda.device_count()} CUDA devices, numbered from 0")
+    return device
+
+
+def _dtype(name: str, device: torch.device, checkpoint: object) -> torch.dtype:
+    """The dtype to compute in. On a CPU "auto" is float32: half precision is slower there, and less exact."""
+    if name == "auto":
+        if device.type == "cpu":
+            return torch.float32
+        return _DTYPES.get(str(checkpoint).removeprefix("torch."), torch.bfloat16)
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype {name!r} is not one of auto, {', '.join(_DTYPES)}")
+    return _DTYPES[name]
