@@ -120,7 +120,11 @@ def paged_attention(
     window: int = ...,
     softcap: float = 0.0,
     sinks: Buffer | None = None,
-) -> None: ...
+    key_scales: Buffer | None = None,
+    value_scales: Buffer | None = None,
+) -> None:
+    """`keys` and `values` are float32, bfloat16, float16 or int8; of int8 there are scales for each token and head."""
+
 def run_layers(
     layers: Sequence[DecoderLayer],
     hidden: Buffer,
@@ -134,8 +138,11 @@ def run_layers(
     context_lens: Buffer,
     wanted: Buffer | None = None,
     out: Buffer | None = None,
+    key_scales: Sequence[Buffer | None] | None = None,
+    value_scales: Sequence[Buffer | None] | None = None,
 ) -> None:
-    """All layers of a step, `hidden` [tokens, hidden] changed in place. `keys` and `values` hold a pool for each layer.
+    """All layers of a step, `hidden` [tokens, hidden] changed in place. `keys` and `values` hold a pool for each layer,
+    and so do the scales of int8 ones; see `paged_attention`.
 
     With `wanted` (int64 [n], tokens) and `out` [n, hidden], what the last layer does after attention is done for these
     tokens alone, and goes to `out`; `hidden` then stays what the last layer was given.

@@ -19,6 +19,7 @@ Doubles = NDArray[np.float64]
 ACTIVATIONS = ("none", "silu", "gelu_tanh", "relu")
 KINDS = ("float32", "bfloat16", "int8", "int4")
 GROUPS = (32, 64, 128)
+CACHE_KINDS = ("float32", "bfloat16", "float16", "int8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,53 @@ def attention_magnitude(q: Array, k: Array, v: Array, start: int, *, scale: floa
     return out
 
 
+def stored(x: Array, kind: str) -> tuple[Array, Array | None]:
+    """Keys or values float32 [..., dim] as a pool of that kind keeps them, to the last bit; of int8, and the scales.
+
+    bfloat16 comes as its bits, uint16. Rounded to the nearest, ties to even; int8 is symmetric over a head.
+    """
+    if kind == "int8":
+        q, scale = quantize_rows(x.reshape(-1, x.shape[-1]))
+        return q.reshape(x.shape).astype(np.int8), scale.reshape(x.shape[:-1]).astype(np.float32)
+    if kind == "bfloat16":
+        bits = x.view(np.uint32)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16), None
+    return x.astype(kind), None
+
+
+def loaded(kept: Array, scales: Array | None) -> Doubles:
+    """What such numbers are worth."""
+    if kept.dtype == np.uint16:
+        kept = (kept.astype(np.uint32) << 16).view(np.float32)
+    values = kept.astype(np.float64)
+    return values if scales is None else values * scales[..., None].astype(np.float64)
+
+
+def storing_bound(x: Array, kind: str) -> Doubles:
+    """How far a pool may move numbers that are normal in its kind: half a step of the number, or of its head."""
+    size = np.abs(x).astype(np.float64)
+    if kind == "int8":  # scale, inverse and product are each rounded to float32
+        most = size.max(axis=-1, keepdims=True, initial=0)
+        return np.broadcast_to(most * (0.5 / 127 + 2.0**-22) + 7.5e-37, x.shape)
+    return size * {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}[kind]
+
+
+def attention_rounding_bound(q: Array, k: Array, v: Array, kind: str, *, scale: float) -> Doubles:
+    """How far attention over what a pool keeps may be from attention over k and v themselves.
+
+    Scores within d of theirs make weights within a factor e^(2d) of theirs (soft caps are nowhere steeper than 1).
+    """
+    heads, group = q.shape[1], q.shape[1] // k.shape[1]
+    moved_k, moved_v = storing_bound(k, kind), storing_bound(v, kind)
+    out = np.zeros((q.shape[0], heads, v.shape[2]))
+    for head in range(heads):
+        shared = head // group
+        d = scale * (np.abs(q[:, head]).astype(np.float64) @ moved_k[:, shared].T).max(axis=1, initial=0)
+        values = np.abs(v[:, shared]).max(initial=0)
+        out[:, head] = np.expm1(2 * d)[:, None] * values + moved_v[:, shared].max(initial=0)
+    return out
+
+
 ATTENTION_CASES = (
     AttentionCase(((0, 1),)),
     AttentionCase(((63, 1), (64, 1), (0, 1), (700, 1))),
@@ -250,8 +298,10 @@ ATTENTION = Contract(
         "q": Tensor("float32", ("tokens", "heads", "k_dim")),
         "k": Tensor("float32", ("tokens", "kv_heads", "k_dim")),
         "v": Tensor("float32", ("tokens", "kv_heads", "v_dim")),
-        "keys": Tensor("float32", ("blocks", "block_size", "kv_heads", "k_dim")),
-        "values": Tensor("float32", ("blocks", "block_size", "kv_heads", "v_dim")),
+        "keys": Tensor("float32, bfloat16, float16 or int8", ("blocks", "block_size", "kv_heads", "k_dim")),
+        "values": Tensor("like keys", ("blocks", "block_size", "kv_heads", "v_dim")),
+        "key_scales": Tensor("float32, with int8", ("blocks", "block_size", "kv_heads")),
+        "value_scales": Tensor("float32, with int8", ("blocks", "block_size", "kv_heads")),
         "slots": Tensor("int64", ("tokens",)),
         "tables": Tensor("int64", ("rows", "most_blocks")),
         "row_starts": Tensor("int64", ("rows + 1",)),

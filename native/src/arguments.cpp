@@ -12,11 +12,38 @@ Activation activation_of(const std::string& name) {
   throw nb::value_error(("activation '" + name + "' is not one of none, silu, gelu_tanh, relu").c_str());
 }
 
-PoolArgument pool_argument(nb::handle keys, nb::handle values) {
-  PoolArgument out{view(keys, "keys", Type::kFloat32, 4, 4), view(values, "values", Type::kFloat32, 4, 4), {}};
-  const View &k = out.keys, &v = out.values;
+namespace {
+
+PoolKind pool_kind(Type type) {
+  switch (type) {
+    case Type::kBFloat16: return PoolKind::kBFloat16;
+    case Type::kFloat16: return PoolKind::kFloat16;
+    case Type::kInt8: return PoolKind::kInt8;
+    default: return PoolKind::kFloat32;
+  }
+}
+
+View scales_argument(nb::handle scales, const char* name, const View& scaled) {
+  const View out = optional_view(scales, name, Type::kFloat32, 3, 3);
+  if (scales.is_none() == (scaled.type == Type::kInt8)) {
+    throw nb::value_error((std::string(name) + " is given with int8 keys and values, and with no others").c_str());
+  }
+  for (int axis = 0; !scales.is_none() && axis < 3; ++axis) expect_size(out, name, axis, scaled.shape[axis]);
+  return out;
+}
+
+}  // namespace
+
+PoolArgument pool_argument(nb::handle keys, nb::handle values, nb::handle key_scales, nb::handle value_scales) {
+  PoolArgument out;
+  View &k = out.keys, &v = out.values;
+  k = view(keys, "keys", {Type::kFloat32, Type::kBFloat16, Type::kFloat16, Type::kInt8}, 4, 4);
+  v = view(values, "values", k.type, 4, 4);
   for (int axis = 0; axis < 3; ++axis) expect_size(v, "values", axis, k.shape[axis]);
-  out.pool = {PoolKind::kFloat32, k.data, v.data, k.shape[0], k.shape[1], k.shape[2], k.shape[3], v.shape[3]};
+  out.key_scales = scales_argument(key_scales, "key_scales", k);
+  out.value_scales = scales_argument(value_scales, "value_scales", v);
+  out.pool = {pool_kind(k.type), k.data,     v.data,     out.key_scales.as<float>(), out.value_scales.as<float>(),
+              k.shape[0],        k.shape[1], k.shape[2], k.shape[3],                 v.shape[3]};
   return out;
 }
 

@@ -14,12 +14,14 @@ Activation activation_of(const std::string& name);
 
 // A layer's keys and values, and what keeps them alive for the time of a call.
 struct PoolArgument {
-  View keys, values;
+  View keys, values, key_scales, value_scales;
   PagedPool pool;
 };
 
-// `keys` [blocks, block_size, kv_heads, k_dim] and `values` [..., v_dim]. Raises TypeError or ValueError.
-PoolArgument pool_argument(nanobind::handle keys, nanobind::handle values);
+// `keys` [blocks, block_size, kv_heads, k_dim] and `values` [..., v_dim], both of one type; of int8, and of nothing else,
+// the scales are given as well: float32 [blocks, block_size, kv_heads]. Raises TypeError or ValueError.
+PoolArgument pool_argument(nanobind::handle keys, nanobind::handle values, nanobind::handle key_scales,
+                           nanobind::handle value_scales);
 
 struct BatchArgument {
   View slots, tables, row_starts, context_lens;

@@ -46,9 +46,9 @@ Cut decode_cut(const AttentionJob& job, const AttentionRows& rows, int threads) 
     keys += context;
     longest = std::max(longest, context);
   }
-  if (threads == 1) return {job.kv_heads, longest};
-  const int64_t pieces = kPiecesPerThread * threads, heads = decodes >= pieces ? job.kv_heads : 1;
-  return {heads, std::max(kShortestSpan, keys * (job.kv_heads / heads) / pieces)};
+  if (threads == 1) return {job.pool.kv_heads, longest};
+  const int64_t pieces = kPiecesPerThread * threads, heads = decodes >= pieces ? job.pool.kv_heads : 1;
+  return {heads, std::max(kShortestSpan, keys * (job.pool.kv_heads / heads) / pieces)};
 }
 
 void plan_decode(const AttentionPiece& whole, int64_t span, Plan& plan) {
@@ -66,7 +66,7 @@ Plan make_plan(const AttentionJob& job, const AttentionRows& rows, int threads) 
   Plan plan;
   const Cut cut = decode_cut(job, rows, threads);
   const int64_t queries = std::max<int64_t>(1, kColumns / job.group);
-  plan.partial_floats = cut.kv_heads * job.group * (2 + job.v_dim);
+  plan.partial_floats = cut.kv_heads * job.group * (2 + job.pool.v_dim);
   for (int64_t r = 0; r < rows.rows; ++r) {
     const int64_t first = rows.row_starts[r], count = rows.row_starts[r + 1] - first, context = rows.context_lens[r];
     for (int64_t done = 0; done < count; done += queries) {
@@ -78,7 +78,7 @@ Plan make_plan(const AttentionJob& job, const AttentionRows& rows, int threads) 
       piece.key_low = std::max<int64_t>(0, piece.position + 1 - job.window);
       piece.key_high = piece.position + piece.count;
       piece.kv_heads = count == 1 ? cut.kv_heads : 1;
-      for (piece.kv_head = 0; piece.kv_head < job.kv_heads; piece.kv_head += piece.kv_heads) {
+      for (piece.kv_head = 0; piece.kv_head < job.pool.kv_heads; piece.kv_head += piece.kv_heads) {
         if (count == 1) {
           plan_decode(piece, cut.span, plan);
         } else {

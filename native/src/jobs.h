@@ -45,21 +45,39 @@ struct LinearJob {
   int64_t y_stride;
 };
 
+// What a pool's elements are. Of int8, a scale for each token and head tells what one is worth.
+enum class PoolKind : int { kFloat32, kBFloat16, kFloat16, kInt8 };
+
+// The keys and values of one layer: [blocks, block_size, kv_heads, k_dim] and [..., v_dim], dense.
+struct PagedPool {
+  PoolKind kind;
+  void* keys;
+  void* values;
+  float* key_scales;  // [blocks, block_size, kv_heads]; null unless int8
+  float* value_scales;
+  int64_t blocks, block_size, kv_heads, k_dim, v_dim;
+};
+
+// Keys and values of tokens, on their way to their slots. Heads and features are dense.
+struct KvRows {
+  PagedPool pool;
+  const int64_t* slots;  // [T]: block * block_size + place in it
+  const float* k;        // [T, kv_heads, k_dim]
+  int64_t k_stride;
+  const float* v;  // [T, kv_heads, v_dim]
+  int64_t v_stride;
+};
+
 // Attention of a ragged batch over paged keys and values; see attention.h for the split into pieces of work.
 struct AttentionJob {
   const float* q;  // [T, heads, k_dim], heads and features dense
   int64_t q_stride;
   float* out;  // [T, heads, v_dim]
   int64_t out_stride;
-  const float* keys;      // [blocks, block_size, kv_heads, k_dim], dense
-  const float* values;    // [blocks, block_size, kv_heads, v_dim]
+  PagedPool pool;
   const int64_t* tables;  // [rows, table_stride]
   int64_t table_stride;
-  int64_t block_size;
-  int64_t kv_heads;
   int64_t group;  // query heads that share a key head
-  int64_t k_dim;
-  int64_t v_dim;
   float scale;
   int64_t window;      // positions that a query sees, its own included; a huge number where there is no window
   float softcap;       // 0: none
@@ -115,6 +133,7 @@ struct Kernels {
   int64_t (*block_rows)(WeightKind);  // most rows of a block
   void (*prepare)(const LinearJob&, int64_t block);
   void (*multiply)(const LinearJob&, int64_t block_low, int64_t block_high, int64_t panel_low, int64_t panel_high);
+  void (*write_kv)(const KvRows&, int64_t low, int64_t high);  // tokens [low, high)
   int64_t (*attention_scratch)(const AttentionJob&, int64_t most_queries);  // floats
   void (*attend_chunk)(const AttentionJob&, const AttentionPiece&, float* scratch);
   void (*attend_decode)(const AttentionJob&, const AttentionPiece&, float* scratch);

@@ -159,11 +159,11 @@ PackedLinear restore(const nb::dict& description, nb::handle data) {
 
 void attention(nb::handle q, nb::handle k, nb::handle v, nb::handle keys, nb::handle values, nb::handle slots,
                nb::handle tables, nb::handle row_starts, nb::handle context_lens, nb::handle out, double scale,
-               int64_t window, double softcap, nb::handle sinks) {
+               int64_t window, double softcap, nb::handle sinks, nb::handle key_scales, nb::handle value_scales) {
   const View q_ = view(q, "q", Type::kFloat32, 3, 2), k_ = view(k, "k", Type::kFloat32, 3, 2);
   const View v_ = view(v, "v", Type::kFloat32, 3, 2), out_ = view(out, "out", Type::kFloat32, 3, 2);
   const View sinks_ = optional_view(sinks, "sinks", Type::kFloat32, 1);
-  const PoolArgument held = pool_argument(keys, values);
+  const PoolArgument held = pool_argument(keys, values, key_scales, value_scales);
   const PagedPool& pool = held.pool;
   const int64_t tokens = q_.shape[0], heads = q_.shape[1];
   const BatchArgument batch = batch_argument(slots, tables, row_starts, context_lens, tokens);
@@ -319,7 +319,8 @@ NB_MODULE(_core, m) {
   m.def("restore", &restore, "description"_a, "data"_a);
 
   m.def("paged_attention", &attention, "q"_a, "k"_a, "v"_a, "keys"_a, "values"_a, "slots"_a, "tables"_a, "row_starts"_a,
-        "context_lens"_a, "out"_a, "scale"_a, "window"_a = kNoWindow, "softcap"_a = 0.0, "sinks"_a = nb::none());
+        "context_lens"_a, "out"_a, "scale"_a, "window"_a = kNoWindow, "softcap"_a = 0.0, "sinks"_a = nb::none(),
+        "key_scales"_a = nb::none(), "value_scales"_a = nb::none());
   bind_layers(m);
   m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "eps"_a, "out"_a, "residual"_a = nb::none());
   m.def("gate", &gate, "x"_a, "out"_a, "activation"_a = "silu");

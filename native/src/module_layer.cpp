@@ -55,8 +55,13 @@ void make_layer(DecoderLayer* self, nb::handle attention_norm, const PackedLinea
   new (self) DecoderLayer(std::move(layer));
 }
 
-// As many items as there are layers; the tuple holds them for the time of the call.
+// As many items as there are layers, all None for None; the tuple holds them for the time of the call.
 nb::tuple one_a_layer(nb::handle sequence, const char* name, size_t layers) {
+  if (sequence.is_none()) {
+    nb::list nothing;
+    for (size_t i = 0; i < layers; ++i) nothing.append(nb::none());
+    return nb::tuple(nothing);
+  }
   nb::tuple items = nb::steal<nb::tuple>(PySequence_Tuple(sequence.ptr()));
   if (!items.is_valid()) throw nb::python_error();
   if (items.size() != layers) {
@@ -69,11 +74,13 @@ nb::tuple one_a_layer(nb::handle sequence, const char* name, size_t layers) {
 
 void run(nb::sequence layers, nb::handle hidden, nb::handle cosine, nb::handle sine, nb::handle keys, nb::handle values,
          nb::handle slots, nb::handle tables, nb::handle row_starts, nb::handle context_lens, nb::handle wanted,
-         nb::handle out) {
+         nb::handle out, nb::handle key_scales, nb::handle value_scales) {
   const size_t count = nb::len(layers);
   if (count == 0) throw nb::value_error("layers is empty");
   const nb::tuple layer_items = one_a_layer(layers, "layers", count), key_items = one_a_layer(keys, "keys", count);
   const nb::tuple value_items = one_a_layer(values, "values", count);
+  const nb::tuple key_scale_items = one_a_layer(key_scales, "key_scales", count);
+  const nb::tuple value_scale_items = one_a_layer(value_scales, "value_scales", count);
   const View hidden_ = view(hidden, "hidden", Type::kFloat32, 2);
   const int64_t tokens = hidden_.shape[0];
   const BatchArgument batch = batch_argument(slots, tables, row_starts, context_lens, tokens);
@@ -90,7 +97,7 @@ void run(nb::sequence layers, nb::handle hidden, nb::handle cosine, nb::handle s
       throw nb::type_error("layers must hold instances of DecoderLayer alone");
     }
     expect_size(hidden_, "hidden", 1, layer->hidden());
-    held.push_back(pool_argument(key_items[i], value_items[i]));
+    held.push_back(pool_argument(key_items[i], value_items[i], key_scale_items[i], value_scale_items[i]));
     const PoolArgument& pool = held.back();
     for (int axis = 0; axis < 2; ++axis) expect_size(pool.keys, "keys", axis, held.front().keys.shape[axis]);
     expect_size(pool.keys, "keys", 2, layer->kv_heads);
@@ -129,7 +136,8 @@ void bind_layers(nb::module_& m) {
            nb::kw_only(), "eps"_a, "heads"_a, "kv_heads"_a, "head_dim"_a, "scale"_a, "window"_a = nb::none(),
            "activation"_a = "silu", "qk_norm"_a = nb::none(), "qk_eps"_a = nb::none());
   m.def("run_layers", &run, "layers"_a, "hidden"_a, "cos"_a, "sin"_a, "keys"_a, "values"_a, "slots"_a, "tables"_a,
-        "row_starts"_a, "context_lens"_a, "wanted"_a = nb::none(), "out"_a = nb::none());
+        "row_starts"_a, "context_lens"_a, "wanted"_a = nb::none(), "out"_a = nb::none(), "key_scales"_a = nb::none(),
+        "value_scales"_a = nb::none());
 }
 
 }  // namespace paceline

@@ -1,9 +1,10 @@
 #include "paged.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
 #include <string>
+
+#include "cpu.h"
 
 namespace paceline {
 
@@ -36,14 +37,8 @@ void check_batch(const PagedBatch& batch, int64_t blocks, int64_t block_size) {
 }
 
 void write_kv(const PagedCall& call, int64_t low, int64_t high) {
-  const int64_t k_width = call.pool.kv_heads * call.pool.k_dim, v_width = call.pool.kv_heads * call.pool.v_dim;
-  float* const keys = static_cast<float*>(call.pool.keys);
-  float* const values = static_cast<float*>(call.pool.values);
-  for (int64_t t = low; t < high; ++t) {
-    const int64_t slot = call.batch.slots[t];
-    std::memcpy(keys + slot * k_width, call.k + t * call.k_stride, static_cast<size_t>(k_width) * sizeof(float));
-    std::memcpy(values + slot * v_width, call.v + t * call.v_stride, static_cast<size_t>(v_width) * sizeof(float));
-  }
+  const KvRows rows{call.pool, call.batch.slots, call.k, call.k_stride, call.v, call.v_stride};
+  kernels().write_kv(rows, low, high);
 }
 
 void attend(const PagedCall& call) {
@@ -52,15 +47,10 @@ void attend(const PagedCall& call) {
   job.q_stride = call.q_stride;
   job.out = call.out;
   job.out_stride = call.out_stride;
-  job.keys = static_cast<const float*>(call.pool.keys);
-  job.values = static_cast<const float*>(call.pool.values);
+  job.pool = call.pool;
   job.tables = call.batch.tables;
   job.table_stride = call.batch.table_stride;
-  job.block_size = call.pool.block_size;
-  job.kv_heads = call.pool.kv_heads;
   job.group = call.heads / call.pool.kv_heads;
-  job.k_dim = call.pool.k_dim;
-  job.v_dim = call.pool.v_dim;
   job.scale = call.scale;
   job.window = std::min(call.window, kNoWindow);
   job.softcap = call.softcap;

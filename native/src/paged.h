@@ -10,17 +10,6 @@ namespace paceline {
 // As many positions as there may be: no window.
 constexpr int64_t kNoWindow = int64_t{1} << 40;
 
-// What a pool's elements are.
-enum class PoolKind { kFloat32 };
-
-// The keys and values of one layer: [blocks, block_size, kv_heads, k_dim] and [..., v_dim], dense.
-struct PagedPool {
-  PoolKind kind;
-  void* keys;
-  void* values;
-  int64_t blocks, block_size, kv_heads, k_dim, v_dim;
-};
-
 // Where the tokens of a ragged batch stand in a pool; the same for all layers of a step.
 struct PagedBatch {
   AttentionRows rows;
@@ -52,7 +41,7 @@ struct PagedCall {
 // Raises std::invalid_argument where rows, tables or slots do not fit each other or a pool of that many blocks.
 void check_batch(const PagedBatch& batch, int64_t blocks, int64_t block_size);
 
-// Puts k and v of tokens [low, high) into their slots.
+// Puts k and v of tokens [low, high) into their slots, rounded to what the pool holds.
 void write_kv(const PagedCall& call, int64_t low, int64_t high);
 
 // The kernels alone: the batch is checked, and its keys and values are in the pool.

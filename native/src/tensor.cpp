@@ -1,5 +1,6 @@
 #include "tensor.h"
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -44,8 +45,8 @@ struct TypeName {
   const char* name;
 };
 constexpr TypeName kTypes[] = {
-    {Type::kFloat32, 2, 32, "float32"}, {Type::kBFloat16, 4, 16, "bfloat16"}, {Type::kInt8, 0, 8, "int8"},
-    {Type::kUInt8, 1, 8, "uint8"},      {Type::kInt64, 0, 64, "int64"},
+    {Type::kFloat32, 2, 32, "float32"}, {Type::kBFloat16, 4, 16, "bfloat16"}, {Type::kFloat16, 2, 16, "float16"},
+    {Type::kInt8, 0, 8, "int8"},        {Type::kUInt8, 1, 8, "uint8"},        {Type::kInt64, 0, 64, "int64"},
 };
 
 const TypeName& named(Type type) {
@@ -77,9 +78,14 @@ const ExchangeApi* exchange_api(nb::handle object) {
   return api;
 }
 
-[[noreturn]] void refuse(const char* name, const TypeName& want, int ndim) {
+[[noreturn]] void refuse(const char* name, std::initializer_list<Type> types, int ndim) {
+  std::string wanted;
+  for (const Type type : types) {
+    if (!wanted.empty()) wanted += type == *(types.end() - 1) ? " or " : ", ";
+    wanted += named(type).name;
+  }
   const std::string message =
-      std::string(name) + " must be a " + want.name + " tensor on the CPU with " + std::to_string(ndim) + " dimensions";
+      std::string(name) + " must be a " + wanted + " tensor on the CPU with " + std::to_string(ndim) + " dimensions";
   throw nb::type_error(message.c_str());
 }
 
@@ -119,15 +125,19 @@ bool describe(nb::handle object, View& out, DLDataType& dtype, DLDevice& device)
 }  // namespace
 
 View view(nb::handle handle, const char* name, Type type, int ndim, int dense) {
-  const TypeName& want = named(type);
+  return view(handle, name, {type}, ndim, dense);
+}
+
+View view(nb::handle handle, const char* name, std::initializer_list<Type> types, int ndim, int dense) {
   View out;
   DLDataType dtype{};
   DLDevice device{};
-  if (!describe(handle, out, dtype, device)) refuse(name, want, ndim);
-  if (device.type != kCpu || dtype.code != want.code || dtype.bits != want.bits || dtype.lanes != 1 ||
-      out.ndim != ndim) {
-    refuse(name, want, ndim);
-  }
+  if (!describe(handle, out, dtype, device)) refuse(name, types, ndim);
+  const auto* const found = std::find_if(types.begin(), types.end(), [&](Type type) {
+    return dtype.code == named(type).code && dtype.bits == named(type).bits && dtype.lanes == 1;
+  });
+  if (device.type != kCpu || found == types.end() || out.ndim != ndim) refuse(name, types, ndim);
+  out.type = *found;
   int64_t elements = 1, expected = 1;
   for (int i = 0; i < ndim; ++i) elements *= out.shape[i];
   if (elements == 0) return out;  // strides of nothing mean nothing

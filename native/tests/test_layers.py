@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import paceline_native as native
 import pytest
-from conftest import astray, floats
-from paceline_native.contracts import KINDS, dequantized_rows
+from conftest import as_argument, astray, floats
+from paceline_native.contracts import CACHE_KINDS, KINDS, dequantized_rows, stored
 from paceline_native.layer_contract import (
     DECODER_LAYER,
     LAYER_CASES,
@@ -60,6 +60,7 @@ class Problem:
         # What others left in the pool must not matter, however large.
         shape = (sum(needed) + 2, case.block_size, case.kv_heads, case.head_dim)
         self.keys, self.values = ([1e4 * floats(random, *shape) for _ in range(layers)] for _ in range(2))
+        self.scales: dict[str, Any] = {}  # of int8 pools
         self.cached = [self._fill(random, layer) for layer in range(layers)]
         self.weights: list[LayerWeights] = []
         self.maps: list[dict[str, Any]] = []
@@ -80,6 +81,13 @@ class Problem:
                 pool.reshape(-1, *pool.shape[2:])[self._slots(row, 0, cached)] = part
             found.append((pair[0], pair[1]))
         return found
+
+    def keep_as(self, kind: str) -> None:
+        """Make the pools that kind's."""
+        for name, pools in (("key_scales", self.keys), ("value_scales", self.values)):
+            kept = [stored(pool, kind) for pool in pools]
+            pools[:] = [as_argument(numbers, kind) for numbers, _ in kept]
+            self.scales[name] = [scales for _, scales in kept]
 
     def _add_layer(self, kind: str, random: np.random.Generator) -> None:
         case = self.case
@@ -123,7 +131,7 @@ class Problem:
     def run(self, **changed: Any) -> Any:
         """`run_layers` over a copy of `hidden`, which is returned."""
         names = ("layers", "hidden", "cos", "sin", "keys", "values")
-        arguments = {**{name: getattr(self, name) for name in names}, **self.batch(), **changed}
+        arguments = {**{name: getattr(self, name) for name in names}, **self.scales, **self.batch(), **changed}
         arguments["hidden"] = arguments["hidden"].copy()
         native.run_layers(**arguments)
         return arguments["hidden"]
@@ -173,6 +181,7 @@ class Problem:
                 self.keys[i],
                 self.values[i],
                 **self.batch(),
+                **{name: scales[i] for name, scales in self.scales.items()},
                 out=mixed,
                 scale=self.scale,
                 **({} if case.window is None else {"window": case.window}),
@@ -291,6 +300,17 @@ def test_callers_may_come_at_once(threads: int, random: np.random.Generator) -> 
     assert not failures
 
 
+@pytest.mark.parametrize("cache", CACHE_KINDS)
+def test_pools_of_every_kind(isa: str, threads: int, random: np.random.Generator, cache: str) -> None:
+    """As the single kernels compute over such pools, bit by bit."""
+    problem = Problem(LAYER_CASES[1], "float32", random)
+    exact = problem.run()
+    problem.keep_as(cache)
+    found = problem.run()
+    np.testing.assert_array_equal(found, problem.one_by_one())
+    assert (cache == "float32") == np.array_equal(found, exact)  # rounded keys and values are what was read
+
+
 def test_errors_of_a_call_name_the_argument(random: np.random.Generator) -> None:
     problem = Problem(LAYER_CASES[1], "float32", random)
     shorter = [problem.keys[0], problem.keys[1][:3]]
@@ -308,6 +328,8 @@ def test_errors_of_a_call_name_the_argument(random: np.random.Generator) -> None
         ({"keys": [pool[:, :, :1] for pool in problem.keys]}, ValueError, "keys must be contiguous"),
         ({"keys": few, "values": few}, ValueError, "keys has 1 along dimension 2; 2 was expected"),
         ({"keys": shorter, "values": shorter}, ValueError, "keys has 3 along dimension 0"),
+        ({"key_scales": problem.keys}, ValueError, "key_scales is given with int8"),
+        ({"value_scales": []}, ValueError, "value_scales has 0 items; 2 were expected"),
         ({"slots": problem.slots + 10**6}, ValueError, "slot 10.* is outside the pool"),
         ({"tables": problem.tables - 100}, ValueError, "row 0 names block -"),
         ({"row_starts": problem.row_starts + 1}, ValueError, "row_starts must begin with 0"),

@@ -1,8 +1,10 @@
-// Attention over paged keys and values with an online softmax. Included after vec.h.
+// Attention over paged keys and values with an online softmax. Included after cache.h.
 //
 // A chunk has many queries: they stand side by side in the lanes of a register, so that the softmax over keys is plain
 // arithmetic on registers, and scores, weights and outputs lie transposed ([key][query], [feature][query]).
 // A decode has one query: the lanes hold features for q . k and for the sum of values, keys for the softmax.
+// Keys and values that are no float32 become so on the way into registers, or, for a chunk, into the tile that all its
+// queries read.
 #pragma once
 
 constexpr Index kQueryPanel = 2 * kWidth;
@@ -16,29 +18,38 @@ constexpr Index kRowsAtOnce = 4;  // 8 sums
 
 PACELINE_INLINE Index rounded(Index n, Index to) { return (n + to - 1) / to * to; }
 
-// Where keys and values [low, low + count) of a row and head lie. Places up to the next multiple of 8 repeat the last,
-// so that keys can be taken by eights.
+// Where keys and values of head 0 of some positions lie, and their slots.
+template <class Element, Index most>
+struct Places {
+  const Element* keys[most];
+  const Element* values[most];
+  Index slots[most];
+};
+
+// Positions [low, low + count) of a row. Places up to the next multiple of 8 repeat the last, so that keys can be taken
+// by eights.
+template <class Element, Index most>
 PACELINE_INLINE void locate(const AttentionJob& job, const AttentionPiece& piece, Index low, Index count,
-                            const float** keys, const float** values) {
+                            Places<Element, most>& out) {
   const int64_t* table = job.tables + piece.row * job.table_stride;
-  const Index k_step = job.kv_heads * job.k_dim, v_step = job.kv_heads * job.v_dim;
-  Index i = 0, block = low / job.block_size, offset = low % job.block_size;
+  const Index k_step = job.pool.kv_heads * job.pool.k_dim, v_step = job.pool.kv_heads * job.pool.v_dim;
+  const Element* const keys = static_cast<const Element*>(job.pool.keys);
+  const Element* const values = static_cast<const Element*>(job.pool.values);
+  Index i = 0, block = low / job.pool.block_size, offset = low % job.pool.block_size;
   while (i < count) {
-    const Index slot = table[block] * job.block_size + offset;
-    const float* k = job.keys + slot * k_step + piece.kv_head * job.k_dim;
-    const float* v = job.values + slot * v_step + piece.kv_head * job.v_dim;
-    for (; offset < job.block_size && i < count; ++offset, ++i) {
-      keys[i] = k;
-      values[i] = v;
-      k += k_step;
-      v += v_step;
+    Index slot = table[block] * job.pool.block_size + offset;
+    for (; offset < job.pool.block_size && i < count; ++offset, ++i, ++slot) {
+      out.keys[i] = keys + slot * k_step;
+      out.values[i] = values + slot * v_step;
+      out.slots[i] = slot;
     }
     ++block;
     offset = 0;
   }
   for (; i % 8; ++i) {
-    keys[i] = keys[count - 1];
-    values[i] = values[count - 1];
+    out.keys[i] = out.keys[count - 1];
+    out.values[i] = out.values[count - 1];
+    out.slots[i] = out.slots[count - 1];
   }
 }
 
@@ -49,7 +60,7 @@ struct Scratch {
 };
 
 PACELINE_INLINE Scratch carve(const AttentionJob& job, Index panels, float* at, Index* used) {
-  const Index v_rows = rounded(job.v_dim, kRowsAtOnce);
+  const Index v_rows = rounded(job.pool.v_dim, kRowsAtOnce);
   Scratch s;
   float* const start = at;
   const auto take = [&](Index floats) __attribute__((always_inline)) {
@@ -57,8 +68,8 @@ PACELINE_INLINE Scratch carve(const AttentionJob& job, Index panels, float* at, 
     at += rounded(floats, 16);
     return piece;
   };
-  s.q = take(panels * job.k_dim * kQueryPanel);
-  s.keys = take(kKeyBlock * job.k_dim);
+  s.q = take(panels * job.pool.k_dim * kQueryPanel);
+  s.keys = take(kKeyBlock * job.pool.k_dim);
   s.values = take(kKeyBlock * v_rows);
   s.weights = take(kKeyBlock * kQueryPanel);
   s.out = take(panels * v_rows * kQueryPanel);
@@ -72,7 +83,7 @@ PACELINE_INLINE Scratch carve(const AttentionJob& job, Index panels, float* at, 
 int64_t attention_scratch(const AttentionJob& job, int64_t most_queries) {
   Index chunk = 0;
   carve(job, rounded(most_queries * job.group, kQueryPanel) / kQueryPanel, nullptr, &chunk);
-  const Index decode = job.group * (kKeyBlock + job.kv_heads * (rounded(job.v_dim, 16) + 2)) + 64;
+  const Index decode = job.group * (kKeyBlock + job.pool.kv_heads * (rounded(job.pool.v_dim, 16) + 2) + 1) + 64;
   return chunk > decode ? chunk : decode;
 }
 
@@ -93,29 +104,35 @@ void load_queries(const AttentionJob& job, const AttentionPiece& piece, Index pa
     const Index query = real ? j / job.group : piece.count - 1;
     positions[lane] = static_cast<int32_t>(piece.position + query);
     if (!real) {
-      for (Index d = 0; d < job.k_dim; ++d) out[d * kQueryPanel + lane] = 0;
+      for (Index d = 0; d < job.pool.k_dim; ++d) out[d * kQueryPanel + lane] = 0;
       continue;
     }
     const Index head = piece.kv_head * job.group + j % job.group;
-    const float* q = job.q + (piece.token + query) * job.q_stride + head * job.k_dim;
-    for (Index d = 0; d < job.k_dim; ++d) out[d * kQueryPanel + lane] = q[d];
+    const float* q = job.q + (piece.token + query) * job.q_stride + head * job.pool.k_dim;
+    for (Index d = 0; d < job.pool.k_dim; ++d) out[d * kQueryPanel + lane] = q[d];
   }
 }
 
-// Keys and values [low, low + count) into dense rows. Rows up to the next multiple of kRowsAtOnce, and the ends of rows
-// of values, are zero.
+// Keys and values [low, low + count) into dense rows of float32. Rows up to the next multiple of kRowsAtOnce, and the
+// ends of rows of values, are zero.
+template <class Element>
 void gather(const AttentionJob& job, const AttentionPiece& piece, Index low, Index count, const Scratch& s) {
-  const Index v_rows = rounded(job.v_dim, kRowsAtOnce);
-  const float* keys[kKeyBlock];
-  const float* values[kKeyBlock];
-  locate(job, piece, low, count, keys, values);
+  const PagedPool& pool = job.pool;
+  const Index v_rows = rounded(pool.v_dim, kRowsAtOnce);
+  Places<Element, kKeyBlock> places;
+  locate(job, piece, low, count, places);
   for (Index i = 0; i < count; ++i) {
-    __builtin_memcpy(s.keys + i * job.k_dim, keys[i], job.k_dim * sizeof(float));
-    __builtin_memcpy(s.values + i * v_rows, values[i], job.v_dim * sizeof(float));
-    for (Index d = job.v_dim; d < v_rows; ++d) s.values[i * v_rows + d] = 0;
+    float k_scale = 1, v_scale = 1;
+    if constexpr (kScaled<Element>) {
+      k_scale = pool.key_scales[places.slots[i] * pool.kv_heads + piece.kv_head];
+      v_scale = pool.value_scales[places.slots[i] * pool.kv_heads + piece.kv_head];
+    }
+    widen_row(places.keys[i] + piece.kv_head * pool.k_dim, pool.k_dim, k_scale, s.keys + i * pool.k_dim);
+    widen_row(places.values[i] + piece.kv_head * pool.v_dim, pool.v_dim, v_scale, s.values + i * v_rows);
+    for (Index d = pool.v_dim; d < v_rows; ++d) s.values[i * v_rows + d] = 0;
   }
   const Index rows = rounded(count, kRowsAtOnce);
-  for (Index at = count * job.k_dim; at < rows * job.k_dim; ++at) s.keys[at] = 0;
+  for (Index at = count * pool.k_dim; at < rows * pool.k_dim; ++at) s.keys[at] = 0;
   for (Index at = count * v_rows; at < rows * v_rows; ++at) s.values[at] = 0;
 }
 
@@ -144,7 +161,7 @@ void score(const AttentionJob& job, Index low, Index count, Index window, const 
   for (Index i = 0; i < count; i += kRowsAtOnce) {
     Floats sums[kRowsAtOnce][2];
     for (auto& pair : sums) pair[0] = pair[1] = zeros();
-    accumulate(s.keys + i * job.k_dim, job.k_dim, 1, q, job.k_dim, sums);
+    accumulate(s.keys + i * job.pool.k_dim, job.pool.k_dim, 1, q, job.pool.k_dim, sums);
     for (Index r = 0; r < kRowsAtOnce; ++r) {
       const Index key = low + i + r;
       Floats a = shaped(job, sums[r][0]), b = shaped(job, sums[r][1]);
@@ -188,7 +205,7 @@ void soften(Index count, float* most, float* total, float* weights, Floats (&dec
 
 // Weighted values of the block, added to the transposed output.
 void weigh(const AttentionJob& job, Index count, const Scratch& s, float* out, const Floats (&decay)[2]) {
-  const Index v_rows = rounded(job.v_dim, kRowsAtOnce);
+  const Index v_rows = rounded(job.pool.v_dim, kRowsAtOnce);
   for (Index d = 0; d < v_rows; d += kRowsAtOnce) {
     Floats sums[kRowsAtOnce][2];
     float* at = out + d * kQueryPanel;
@@ -212,11 +229,11 @@ PACELINE_INLINE float last_factor(const AttentionJob& job, Index head, float mos
 
 void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
   const Index columns = piece.count * job.group, panels = rounded(columns, kQueryPanel) / kQueryPanel;
-  const Index v_rows = rounded(job.v_dim, kRowsAtOnce);
+  const Index v_rows = rounded(job.pool.v_dim, kRowsAtOnce);
   Index used;
   const Scratch s = carve(job, panels, scratch, &used);
   for (Index p = 0; p < panels; ++p) {
-    load_queries(job, piece, p, s.q + p * job.k_dim * kQueryPanel, s.positions + p * kQueryPanel);
+    load_queries(job, piece, p, s.q + p * job.pool.k_dim * kQueryPanel, s.positions + p * kQueryPanel);
   }
   for (Index i = 0; i < panels * kQueryPanel; ++i) {
     s.most[i] = -kInfinity;
@@ -225,13 +242,13 @@ void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* s
   for (Index i = 0; i < panels * v_rows * kQueryPanel; ++i) s.out[i] = 0;
   for (Index low = piece.key_low; low < piece.key_high; low += kKeyBlock) {
     const Index count = piece.key_high - low < kKeyBlock ? piece.key_high - low : kKeyBlock;
-    gather(job, piece, low, count, s);
+    of_kind(job.pool.kind, [&](auto element) { gather<decltype(element)>(job, piece, low, count, s); });
     for (Index p = 0; p < panels; ++p) {
       const int32_t* positions = s.positions + p * kQueryPanel;
       const Index newest = positions[kQueryPanel - 1];
       if (low > newest || low + count <= positions[0] - job.window + 1) continue;  // no query sees any of it
       const Index seen = newest - low + 1 < count ? newest - low + 1 : count;
-      score(job, low, seen, job.window, s.q + p * job.k_dim * kQueryPanel, positions, s);
+      score(job, low, seen, job.window, s.q + p * job.pool.k_dim * kQueryPanel, positions, s);
       Floats decay[2];
       soften(seen, s.most + p * kQueryPanel, s.total + p * kQueryPanel, s.weights, decay);
       weigh(job, seen, s, s.out + p * v_rows * kQueryPanel, decay);
@@ -241,7 +258,7 @@ void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* s
     const Index head = piece.kv_head * job.group + j % job.group;
     const float factor = last_factor(job, head, s.most[j], s.total[j]);
     const float* from = s.out + j / kQueryPanel * v_rows * kQueryPanel + j % kQueryPanel;
-    float* to = job.out + (piece.token + j / job.group) * job.out_stride + head * job.v_dim;
-    for (Index d = 0; d < job.v_dim; ++d) to[d] = from[d * kQueryPanel] * factor;
+    float* to = job.out + (piece.token + j / job.group) * job.out_stride + head * job.pool.v_dim;
+    for (Index d = 0; d < job.pool.v_dim; ++d) to[d] = from[d * kQueryPanel] * factor;
   }
 }

@@ -13,6 +13,8 @@ namespace {
 //
 #include "linear.h"
 //
+#include "cache.h"
+//
 #include "attention.h"
 //
 #include "decode.h"
@@ -22,7 +24,7 @@ namespace {
 
 const Kernels& kernels_avx2() {
   static const Kernels kernels = {
-      "avx2",       kPanel,        kInt8Offset,  kQueryPanel, block_rows, prepare, multiply, attention_scratch,
+      "avx2",       kPanel,        kInt8Offset,  kQueryPanel, block_rows, prepare, multiply, write_kv, attention_scratch,
       attend_chunk, attend_decode, merge_decode, rms_norm,    gate,       rope,    argmax};
   return kernels;
 }

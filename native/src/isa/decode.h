@@ -1,6 +1,9 @@
 // Attention of decodes: one query a row. After attention.h.
 #pragma once
 
+// Heads of a group are taken together, so that a key or value is widened once for all of them.
+constexpr Index kMostHeads = 3;
+
 #if defined(__AVX512F__)
 PACELINE_INLINE __m256 half_sum(Floats x) {
   return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
@@ -9,64 +12,144 @@ PACELINE_INLINE __m256 half_sum(Floats x) {
 PACELINE_INLINE __m256 half_sum(Floats x) { return x; }
 #endif
 
-// The sums of eight registers, in order.
-PACELINE_INLINE __m256 sums_of_eight(const Floats (&x)[8]) {
-  const __m256 a =
+// The sums of four registers, in order.
+PACELINE_INLINE __m128 sums_of_four(const Floats* x) {
+  const __m256 sums =
       _mm256_hadd_ps(_mm256_hadd_ps(half_sum(x[0]), half_sum(x[1])), _mm256_hadd_ps(half_sum(x[2]), half_sum(x[3])));
-  const __m256 b =
-      _mm256_hadd_ps(_mm256_hadd_ps(half_sum(x[4]), half_sum(x[5])), _mm256_hadd_ps(half_sum(x[6]), half_sum(x[7])));
-  return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 }
 
-PACELINE_INLINE void prefetch(const float* row, Index count) {
-  for (Index d = 0; d < count; d += 16) _mm_prefetch(reinterpret_cast<const char*>(row + d), _MM_HINT_T0);
+PACELINE_INLINE void prefetch(const void* row, Index bytes) {
+  for (Index at = 0; at < bytes; at += 64) _mm_prefetch(static_cast<const char*>(row) + at, _MM_HINT_T0);
 }
 
-// q . k of eight keys.
-PACELINE_INLINE void eight_dots(const float* q, const float* const* k, Index dim, float* out) {
-  Floats sums[8];
+// q . k of `heads` queries, each `dim` long, and as many keys as make eight sums or more: scores[head * kKeyBlock + key].
+// Keys begin `offset` elements behind `k[key]`.
+template <Index heads, Index keys, class Element>
+PACELINE_INLINE void dots(const float* q, const Element* const* k, Index offset, Index dim, float* scores) {
+  Floats sums[heads][keys];
   PACELINE_UNROLL
-  for (Index i = 0; i < 8; ++i) sums[i] = zeros();
+  for (Index h = 0; h < heads; ++h) {
+    PACELINE_UNROLL
+    for (Index i = 0; i < keys; ++i) sums[h][i] = zeros();
+  }
   Index d = 0;
   for (; d + kWidth <= dim; d += kWidth) {
-    const Floats x = load(q + d);
+    Floats x[heads];
     PACELINE_UNROLL
-    for (Index i = 0; i < 8; ++i) sums[i] = fma(x, load(k[i] + d), sums[i]);
+    for (Index h = 0; h < heads; ++h) x[h] = load(q + h * dim + d);
+    PACELINE_UNROLL
+    for (Index i = 0; i < keys; ++i) {
+      const Floats key = widen(k[i] + offset + d);
+      PACELINE_UNROLL
+      for (Index h = 0; h < heads; ++h) sums[h][i] = fma(x[h], key, sums[h][i]);
+    }
   }
   if (d < dim) {
-    const Mask inside = first(dim - d);
-    const Floats x = load(q + d, inside);
     PACELINE_UNROLL
-    for (Index i = 0; i < 8; ++i) sums[i] = fma(x, load(k[i] + d, inside), sums[i]);
+    for (Index i = 0; i < keys; ++i) {
+      const Floats key = widen(k[i] + offset + d, dim - d);
+      PACELINE_UNROLL
+      for (Index h = 0; h < heads; ++h) sums[h][i] = fma(load(q + h * dim + d, first(dim - d)), key, sums[h][i]);
+    }
   }
-  _mm256_storeu_ps(out, sums_of_eight(sums));
+  PACELINE_UNROLL
+  for (Index h = 0; h < heads; ++h) {
+    PACELINE_UNROLL
+    for (Index i = 0; i < keys; i += 4) _mm_storeu_ps(scores + h * kKeyBlock + i, sums_of_four(sums[h] + i));
+  }
 }
 
-// out [dim] = out * decay + weights [count] of values.
-PACELINE_INLINE void add_values(float* out, Index dim, float decay, const float* weights, const float* const* v,
-                                Index count) {
-  constexpr Index kAtOnce = 64 / kWidth;  // registers of features: those of a usual head
+// Eight keys.
+template <Index heads, class Element>
+PACELINE_INLINE void eight_dots(const float* q, const Element* const* k, Index offset, Index dim, float* scores) {
+  constexpr Index kKeys = heads == 1 ? 8 : 4;
+  for (Index i = 0; i < 8; i += kKeys) dots<heads, kKeys>(q, k + i, offset, dim, scores + i);
+}
+
+// For each head h: out[h * out_step] [dim] = that * decay[h] + weights[h * kKeyBlock] [count] of values, which begin
+// `offset` elements behind `v[i]`.
+template <Index heads, class Element>
+PACELINE_INLINE void add_values(float* out, Index out_step, Index dim, const float* decay, const float* weights,
+                                const Element* const* v, Index offset, Index count) {
+  // Registers of features: as many as there are, next to weights, or as a usual head has.
+  constexpr Index kAtOnce = heads == 1 ? 64 / kWidth : 4;
   Index d = 0;
   for (; d + kAtOnce * kWidth <= dim; d += kAtOnce * kWidth) {
-    Floats sums[kAtOnce];
-    for (Index j = 0; j < kAtOnce; ++j) sums[j] = mul(load(out + d + j * kWidth), all(decay));
-    for (Index i = 0; i < count; ++i) {
-      const Floats weight = all(weights[i]);
+    Floats sums[heads][kAtOnce];
+    PACELINE_UNROLL
+    for (Index h = 0; h < heads; ++h) {
       PACELINE_UNROLL
-      for (Index j = 0; j < kAtOnce; ++j) sums[j] = fma(weight, load(v[i] + d + j * kWidth), sums[j]);
+      for (Index j = 0; j < kAtOnce; ++j) sums[h][j] = mul(load(out + h * out_step + d + j * kWidth), all(decay[h]));
     }
-    for (Index j = 0; j < kAtOnce; ++j) store(out + d + j * kWidth, sums[j]);
+    for (Index i = 0; i < count; ++i) {
+      Floats weight[heads];
+      PACELINE_UNROLL
+      for (Index h = 0; h < heads; ++h) weight[h] = all(weights[h * kKeyBlock + i]);
+      PACELINE_UNROLL
+      for (Index j = 0; j < kAtOnce; ++j) {
+        const Floats value = widen(v[i] + offset + d + j * kWidth);
+        PACELINE_UNROLL
+        for (Index h = 0; h < heads; ++h) sums[h][j] = fma(weight[h], value, sums[h][j]);
+      }
+    }
+    PACELINE_UNROLL
+    for (Index h = 0; h < heads; ++h) {
+      PACELINE_UNROLL
+      for (Index j = 0; j < kAtOnce; ++j) store(out + h * out_step + d + j * kWidth, sums[h][j]);
+    }
   }
   for (; d < dim; d += kWidth) {
-    const Mask inside = first(dim - d);
-    Floats even = mul(load(out + d, inside), all(decay)), odd = zeros();
+    Floats sums[heads][2];  // of even and odd keys
+    PACELINE_UNROLL
+    for (Index h = 0; h < heads; ++h) {
+      sums[h][0] = mul(load(out + h * out_step + d, first(dim - d)), all(decay[h]));
+      sums[h][1] = zeros();
+    }
+    const auto take = [&](Index i, Index which) __attribute__((always_inline)) {
+      const Floats value = widen(v[i] + offset + d, dim - d);
+      PACELINE_UNROLL
+      for (Index h = 0; h < heads; ++h) sums[h][which] = fma(all(weights[h * kKeyBlock + i]), value, sums[h][which]);
+    };
     Index i = 0;
     for (; i + 2 <= count; i += 2) {
-      even = fma(all(weights[i]), load(v[i] + d, inside), even);
-      odd = fma(all(weights[i + 1]), load(v[i + 1] + d, inside), odd);
+      take(i, 0);
+      take(i + 1, 1);
     }
-    if (i < count) even = fma(all(weights[i]), load(v[i] + d, inside), even);
-    store(out + d, add(even, odd), inside);
+    if (i < count) take(i, 0);
+    PACELINE_UNROLL
+    for (Index h = 0; h < heads; ++h) store(out + h * out_step + d, add(sums[h][0], sums[h][1]), first(dim - d));
+  }
+}
+
+template <Index n>
+struct Number {
+  static constexpr Index value = n;
+};
+
+// Calls function(Number<heads>(), head) until all of a group are taken: threes, twos, and one where it must be.
+template <class Function>
+PACELINE_INLINE void some_heads(Index group, const Function& function) {
+  for (Index head = 0; head < group;) {
+    const Index left = group - head;
+    if (left == 1) {
+      function(Number<1>(), head);
+      ++head;
+    } else if (left == 2 || left == 4) {
+      function(Number<2>(), head);
+      head += 2;
+    } else {
+      function(Number<kMostHeads>(), head);
+      head += kMostHeads;
+    }
+  }
+}
+
+// Scores or weights [count] times what their keys or values are multiplied with.
+PACELINE_INLINE void multiply_row(float* row, const float* scales, Index count) {
+  for (Index i = 0; i < count; i += kWidth) {
+    const Mask inside = first(count - i);
+    store(row + i, mul(load(row + i, inside), load(scales + i, inside)), inside);
   }
 }
 
@@ -105,59 +188,66 @@ struct Running {
 PACELINE_INLINE void finish_decode(const AttentionJob& job, const AttentionPiece& piece, Index head,
                                    const Running& found) {
   if (piece.partial) {
-    float* to = piece.partial + (head - piece.kv_head * job.group) * (2 + job.v_dim);
+    float* to = piece.partial + (head - piece.kv_head * job.group) * (2 + job.pool.v_dim);
     to[0] = found.most;
     to[1] = found.total;
-    __builtin_memcpy(to + 2, found.out, job.v_dim * sizeof(float));
+    __builtin_memcpy(to + 2, found.out, job.pool.v_dim * sizeof(float));
     return;
   }
   const float factor = last_factor(job, head, found.most, found.total);
-  float* to = job.out + piece.token * job.out_stride + head * job.v_dim;
-  for (Index d = 0; d < job.v_dim; ++d) to[d] = found.out[d] * factor;
+  float* to = job.out + piece.token * job.out_stride + head * job.pool.v_dim;
+  for (Index d = 0; d < job.pool.v_dim; ++d) to[d] = found.out[d] * factor;
 }
 
 // All key heads of the piece are taken block by block: their keys are neighbours in memory.
-void attend_decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
-  const Index group = job.group, v_space = rounded(job.v_dim, 16), heads = piece.kv_heads * group;
+template <class Element>
+void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
+  const PagedPool& pool = job.pool;
+  const Index group = job.group, v_space = rounded(pool.v_dim, 16), heads = piece.kv_heads * group;
   float* scores = scratch;                  // [group][kKeyBlock]
   float* out = scores + group * kKeyBlock;  // [heads][v_space]
   float* most = out + heads * v_space;      // [heads]
   float* total = most + heads;              // [heads]
+  float* decay = total + heads;             // [group]
   for (Index i = 0; i < heads * v_space; ++i) out[i] = 0;
   for (Index h = 0; h < heads; ++h) {
     most[h] = -kInfinity;
     total[h] = 0;
   }
-  const float* keys[kKeyBlock + kAhead];
-  const float* values[kKeyBlock + kAhead];
+  Places<Element, kKeyBlock + kAhead> places;
+  float k_scales[kKeyBlock], v_scales[kKeyBlock];
   for (Index low = piece.key_low; low < piece.key_high; low += kKeyBlock) {
     const Index left = piece.key_high - low, count = left < kKeyBlock ? left : kKeyBlock;
-    locate(job, piece, low, left < kKeyBlock + kAhead ? left : kKeyBlock + kAhead, keys, values);
-    for (Index kv = 0; kv < piece.kv_heads; ++kv) {
-      const float* q = job.q + piece.token * job.q_stride + (piece.kv_head + kv) * group * job.k_dim;
+    locate(job, piece, low, left < kKeyBlock + kAhead ? left : kKeyBlock + kAhead, places);
+    for (Index kv = piece.kv_head; kv < piece.kv_head + piece.kv_heads; ++kv) {
+      const float* q = job.q + piece.token * job.q_stride + kv * group * pool.k_dim;
+      const Index k_offset = kv * pool.k_dim, v_offset = kv * pool.v_dim, done = (kv - piece.kv_head) * group;
       for (Index i = 0; i < count; i += 8) {
         // One head's rows lie apart in memory, where the processor's own prefetching does not follow.
         for (Index j = i; j < i + 8; ++j) {
-          if (j + kAhead < left) prefetch(keys[j + kAhead], job.k_dim);
-          prefetch(values[j], job.v_dim);
+          if (j + kAhead < left) prefetch(places.keys[j + kAhead] + k_offset, pool.k_dim * Index(sizeof(Element)));
+          prefetch(places.values[j] + v_offset, pool.v_dim * Index(sizeof(Element)));
         }
-        for (Index g = 0; g < group; ++g) {
-          eight_dots(q + g * job.k_dim, keys + i, job.k_dim, scores + g * kKeyBlock + i);
+        some_heads(group, [&](auto some, Index g) __attribute__((always_inline)) {
+          eight_dots<some.value>(q + g * pool.k_dim, places.keys + i, k_offset, pool.k_dim, scores + g * kKeyBlock + i);
+        });
+      }
+      if constexpr (kScaled<Element>) {
+        for (Index i = 0; i < count; ++i) {
+          k_scales[i] = pool.key_scales[places.slots[i] * pool.kv_heads + kv];
+          v_scales[i] = pool.value_scales[places.slots[i] * pool.kv_heads + kv];
         }
       }
       for (Index g = 0; g < group; ++g) {
-        const Index h = kv * group + g;
-        const float decay = soften_row(job, scores + g * kKeyBlock, count, most + h, total + h);
-        add_values(out + h * v_space, job.v_dim, decay, scores + g * kKeyBlock, values, count);
+        float* const row = scores + g * kKeyBlock;
+        if constexpr (kScaled<Element>) multiply_row(row, k_scales, count);
+        decay[g] = soften_row(job, row, count, most + done + g, total + done + g);
+        if constexpr (kScaled<Element>) multiply_row(row, v_scales, count);
       }
-      for (Index i = 0; i < count + kAhead && i < left; ++i) {
-        keys[i] += job.k_dim;
-        values[i] += job.v_dim;
-      }
-      for (Index i = left; i % 8 && i < count + 8; ++i) {  // the repeats behind the last
-        keys[i] = keys[left - 1];
-        values[i] = values[left - 1];
-      }
+      some_heads(group, [&](auto some, Index g) __attribute__((always_inline)) {
+        add_values<some.value>(out + (done + g) * v_space, v_space, pool.v_dim, decay + g, scores + g * kKeyBlock,
+                               places.values, v_offset, count);
+      });
     }
   }
   for (Index h = 0; h < heads; ++h) {
@@ -165,26 +255,30 @@ void attend_decode(const AttentionJob& job, const AttentionPiece& piece, float* 
   }
 }
 
+void attend_decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
+  of_kind(job.pool.kind, [&](auto element) { decode<decltype(element)>(job, piece, scratch); });
+}
+
 // Joins `count` partial results of a decode, each as `AttentionPiece::partial` describes; `piece` is any of them.
 void merge_decode(const AttentionJob& job, const AttentionPiece& piece, const float* partials, int64_t count) {
-  const Index heads = piece.kv_heads * job.group, width = 2 + job.v_dim, step = heads * width;
+  const Index heads = piece.kv_heads * job.group, width = 2 + job.pool.v_dim, step = heads * width;
   for (Index h = 0; h < heads; ++h) {
     const float* mine = partials + h * width;
     float most = -kInfinity;
     for (Index i = 0; i < count; ++i) most = mine[i * step] > most ? mine[i * step] : most;
     const float base = most == -kInfinity ? 0.0f : most;
     const Index head = piece.kv_head * job.group + h;
-    float* to = job.out + piece.token * job.out_stride + head * job.v_dim;
+    float* to = job.out + piece.token * job.out_stride + head * job.pool.v_dim;
     float total = 0;
-    for (Index d = 0; d < job.v_dim; ++d) to[d] = 0;
+    for (Index d = 0; d < job.pool.v_dim; ++d) to[d] = 0;
     for (Index i = 0; i < count; ++i) {
       const float* part = mine + i * step;
       alignas(64) float decay[kWidth] = {part[0] - base};
       store(decay, exponential(load(decay)));
       total += part[1] * decay[0];
-      for (Index d = 0; d < job.v_dim; ++d) to[d] += part[2 + d] * decay[0];
+      for (Index d = 0; d < job.pool.v_dim; ++d) to[d] += part[2 + d] * decay[0];
     }
     const float factor = last_factor(job, head, most, total);
-    for (Index d = 0; d < job.v_dim; ++d) to[d] *= factor;
+    for (Index d = 0; d < job.pool.v_dim; ++d) to[d] *= factor;
   }
 }

@@ -64,6 +64,9 @@ PACELINE_INLINE Floats load_bfloat16(const uint16_t* p) {
 PACELINE_INLINE Floats load_float16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
+PACELINE_INLINE Floats load_int8(const int8_t* p) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
 
 #else
 
@@ -120,6 +123,9 @@ PACELINE_INLINE Floats load_bfloat16(const uint16_t* p) {
 }
 PACELINE_INLINE Floats load_float16(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+PACELINE_INLINE Floats load_int8(const int8_t* p) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
 }
 
 #endif
