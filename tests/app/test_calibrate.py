@@ -38,7 +38,7 @@ def test_the_design_fits_what_the_server_takes(longest: int, seconds: float, mos
     assert streams == sorted(streams)
     assert streams[-1] <= max(1, most - 1), "one place is left for the probe"
     for stage in design:
-        assert stage.probes or stage.name == "bursts"
+        assert stage.probes
         for probe in stage.probes:
             assert probe.new + probe.cached <= 2 * longest
             assert probe.cached % 16 == 0, "only whole blocks are cached"
@@ -93,6 +93,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         (("--out", str(tmp_path)), ConfigError, "a file in a folder that exists"),
         (("--out", str(tmp_path / "no" / "c.json")), ConfigError, "a file in a folder that exists"),
         (("no-such-model", "--out", str(tmp_path / "c.json")), PacelineError, "no-such-model"),
+        (("--from", ""), ConfigError, "--from is empty"),
         (("--from", str(nothing)), ConfigError, "holds no recorded steps"),
         (("--from", str(other)), ConfigError, "neither a call log nor"),
         (("--from", str(tmp_path / "none.jsonl")), ConfigError, "cannot read"),
@@ -102,6 +103,13 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
         error = failure(*arguments)
         assert isinstance(error, kind), error
         assert message in str(error)
+
+
+@pytest.mark.parametrize("option", ["--out", "--keep"])
+def test_an_empty_path_is_a_mistake_of_the_command_line(option: str) -> None:
+    found = RUNNER.invoke(app, ["calibrate", option, ""])
+    assert found.exit_code != 0
+    assert "the path is empty" in found.output
 
 
 def test_a_real_calibration_and_what_can_be_refitted_from_it(model_file: str, tmp_path: Path) -> None:
@@ -121,8 +129,12 @@ def test_a_real_calibration_and_what_can_be_refitted_from_it(model_file: str, tm
     assert again.exit_code == 0, again.output
     refitted = load_calibration(out)
     assert refitted.cost.to_row() == calibration.cost.to_row(), "the same steps give the same fit"
+    assert (
+        calibration.cost.toll.sent_range_s[0] <= calibration.cost.toll.sent_s <= calibration.cost.toll.sent_range_s[1]
+    )
     assert refitted.overheads == calibration.overheads, "what the source does not tell stays"
     assert "steps; a step that the fit has not seen" in again.output
+    assert "for each token that is sent meanwhile" in again.output
 
 
 def test_ctrl_c_keeps_what_was_measured(model_file: str, tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def test_capacity(tmp_path: Path) -> None:
         (("llama-3-70b", "--chip", "l4"), ConfigError, "What would"),
         (("llama-3-8b", "--chip", "h100", "--tp", "3"), ConfigError, "does not divide"),
         (("llama-3-8b", "--chip", "h100", "--model", "llama-3-8b"), ConfigError, "given twice"),
-        (("llama-3-8b", "--chip", "h100", "--request-overhead", "-1"), ConfigError, "overhead"),
+        (("llama-3-8b", "--chip", "h100", "--pp", "3"), ConfigError, "--uneven-stages"),
     ],
 )
 def test_what_cannot_be_is_one_line(words: tuple[str, ...], error: type[Exception], match: str) -> None:
@@ -123,7 +123,19 @@ def test_infinite_loads() -> None:
         (*ENGINE, "--rate", "1", "--rates", "1,2"),
         (*ENGINE, "--rate", "1", "--class-share", "batch"),
         (*ENGINE, "--rate", "1", "--class-share", "nobody=1"),
+        (*ENGINE, "--rate", "1", "--class-share", "batch=nan"),
+        (*ENGINE, "--rate", "1", "--class-share", "batch=-1"),
+        (*ENGINE, "--rate", "1", "--class-share", "batch=0"),
         (*ENGINE, "--rate", "1", "--max-tokens", "0"),
+        (*ENGINE, "--rate", "1", "--request-overhead", "-1"),
+        (*ENGINE, "--rate", "1", "--response-overhead", "nan"),
+        (*ENGINE, "--rate", "1", "--overload-after", "0s"),
+        (*ENGINE, "--rate", "1", "--overload-after", "inf"),
+        (*ENGINE, "--rate", "1", "--num-blocks", "0"),
+        (*ENGINE, "--rate", "1", "--out", ""),
+        (*ENGINE, "--trace", ""),
+        (*ENGINE, "--rate", "1", "--fleet", ""),
+        ("--calibration", "", "--rate", "1"),
         ("capacity", *ENGINE),
     ],
 )

@@ -208,6 +208,18 @@ def test_experts_that_a_batch_touches() -> None:
     assert some.bytes == pytest.approx(2.0 * 48 * model.expert_params * touched(16, 128, 8), rel=0.01)
 
 
+def test_tiles_of_experts_are_no_heavier_for_slower_matrix_units() -> None:
+    """An H20 is an H100 with a quarter of the arithmetic: few rows an expert are bound by reading there, too."""
+    bandwidth = {name: find_chip(name).bandwidth for name in ("h20", "h200")}
+
+    def seconds(chip: str, batch: int) -> float:
+        return by_name(AnalyticCost(deploy("qwen3-30b-a3b", chip)), decodes(batch, 500))["experts"].seconds
+
+    for batch in (1, 8, 64):
+        assert seconds("h20", batch) < 1.15 * seconds("h200", batch) * bandwidth["h200"] / bandwidth["h20"]
+    assert seconds("h20", 4096) > 2.0 * seconds("h200", 4096), "many rows are arithmetic, and that it has less of"
+
+
 def test_dealing_experts_out() -> None:
     shape = decodes(128, 1000)
     split_all = by_name(AnalyticCost(deploy("deepseek-v3", "h200", tp=8)), shape)

@@ -174,6 +174,9 @@ def test_precisions() -> None:
     assert find_precision("4.85bit").bits == 4.85
     assert find_precision("fp8").multiplied_in(find_chip("a100").tflops) == "bf16"
     assert find_precision("fp8").multiplied_in(find_chip("h100").tflops) == "fp8"
+    assert find_precision("int8").multiplied_in(find_chip("h100").tflops) == "int8"
+    assert find_precision("int8").multiplied_in(find_chip("b300").tflops) == "bf16", "its int8 units are slower"
+    assert find_precision("int8").multiplied_in({}) == "bf16"
     assert all(0 < precision.bits <= 32 for precision in PRECISIONS.values())
     for wrong in ("0bit", "65bit", "-4bit"):
         with pytest.raises(ConfigError):

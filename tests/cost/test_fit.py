@@ -19,6 +19,7 @@ from paceline.core.config import SchedulerConfig
 from paceline.core.sampling import SamplingParams
 from paceline.core.shape import StepShape
 from paceline.core.step import RequestSpec, StepResult
+from paceline.cost.beside import Beside, Toll
 from paceline.cost.fit import Calibration, Overheads, fit, load_calibration
 from paceline.cost.fitted import QUANTILES, Band, FittedCost, Term
 from paceline.cost.nonnegative import solve_non_negative
@@ -222,6 +223,8 @@ def test_what_is_no_calibration_is_refused_by_name(tmp_path: Path) -> None:
         "no feature 'colour'": damage(row, cost={**cost, "terms": [["colour", 0, 1.0]]}),
         "negative or not finite": damage(row, cost={**cost, "terms": [["step", 0, -1.0]]}),
         "do not have the quantiles": damage(row, cost={**cost, "bands": []}),
+        "beside.sent_s is -1": damage(row, cost={**cost, "beside": {"sent_s": -1}}),
+        "beside.sent_range_s is": damage(row, cost={**cost, "beside": {"sent_range_s": [0.0]}}),
         "is damaged": damage(row, overheads={"before_s": "soon"}),
     }
     path = tmp_path / "calibration.json"
@@ -231,6 +234,8 @@ def test_what_is_no_calibration_is_refused_by_name(tmp_path: Path) -> None:
             load_calibration(path)
     with pytest.raises(ConfigError, match="cannot read the calibration"):
         load_calibration(tmp_path / "none.json")
+    path.write_text(damage(row, cost={name: value for name, value in cost.items() if name != "beside"}))
+    assert load_calibration(path).cost.toll == Toll(), "a file from before there was one"
 
 
 # Recordings -----------------------------------------------------------------------------------------------------------
@@ -259,6 +264,28 @@ def test_a_call_log_tells_shapes_times_and_requests(tmp_path: Path) -> None:
     assert times.prompt_tokens == 20
     assert [place for _, place in times.tokens] == [0, 0, 0]
     assert times.tokens[0][0] == pytest.approx(now + 5.0 + 0.02)
+
+
+def test_a_step_of_a_busy_engine_lasts_from_commit_to_commit(tmp_path: Path) -> None:
+    """The time between a commit and the next plan grows with what is sent and who comes, and clients wait for it."""
+    path = tmp_path / "calls.jsonl"
+    with path.open("w") as file:
+        scheduler = RecordedScheduler(SchedulerConfig(num_blocks=64, max_model_len=256, policy="decode_first"), file)
+        now = 0.0
+        for number in range(3):
+            scheduler.submit(RequestSpec(f"r{number}", (1, 2, 3), SamplingParams(max_tokens=4)), now)
+        for step in range(4):
+            plan = scheduler.plan(now)
+            assert plan is not None
+            scheduler.commit(plan, StepResult(plan.step, ((7,),) * len(plan.ids)), now + 0.02)
+            now += 0.02
+            if step == 1:  # it came while this step was computed, and is taken in now
+                scheduler.submit(RequestSpec("late", (1,) * 9, SamplingParams(max_tokens=2), sent_s=now - 0.01), now)
+            now += 0.005
+    steps = read_call_times(path).steps
+    assert [row.seconds for row in steps] == pytest.approx([0.025] * 4)
+    sent = [Beside(0), Beside(3, 1, 9), Beside(3), Beside(4)]
+    assert [row.beside for row in steps] == sent
 
 
 def _run(scheduler: RecordedScheduler, name: str, now: float) -> float:

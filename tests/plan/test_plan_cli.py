@@ -16,7 +16,7 @@ from paceline.cost.analytic import AnalyticCost
 from paceline.cost.catalogue import find_chip, find_model
 from paceline.cost.deployment import Deployment
 from paceline.cost.fit import Calibration, fit
-from paceline.errors import ConfigError, ModelNotFound, PacelineError
+from paceline.errors import ConfigError, ModelNotFound, PacelineError, UnsupportedModel
 from paceline.plan.registry import QUESTIONS
 from tests.browser import needs_browser, screenshot
 
@@ -93,6 +93,53 @@ def test_the_list_names_questions_chips_and_models() -> None:
     assert {"h100", "l40s", "m5-pro"} <= set(listed["chips"])
     assert "llama-3-8b" in listed["models"]
     assert "not published" in run("--list")
+
+
+@pytest.mark.parametrize(
+    ("words", "match"),
+    [
+        (("--pp", "3"), "--uneven-stages"),
+        (("--stamps", "0,0.8,inf"), "must follow each other"),
+        (("--used-gb", "1e9"), "below 1e15"),
+        (("--weights-gb", "1e9"), "below 1e16"),
+        (("--price", "1e10"), "below 1e9"),
+    ],
+)
+def test_absurd_numbers_are_one_line(words: tuple[str, ...], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        run("fit", *LLAMA, *words)
+
+
+@pytest.mark.parametrize("option", ["--out", "--calibration"])
+def test_an_empty_path_is_not_the_current_folder(option: str) -> None:
+    found = CliRunner().invoke(app, ["plan", *LLAMA, option, ""])
+    assert found.exit_code == 2
+    assert "the path is empty" in found.output
+
+
+def test_stages_may_differ_by_a_layer_where_that_is_allowed() -> None:
+    document = json.loads(run("fit", *LLAMA, "--pp", "3", "--uneven-stages", "--json"))
+    assert document["case"]["model"] == "llama-3-8b"
+
+
+@pytest.mark.parametrize(
+    ("config", "kind"),
+    [
+        ({"model_type": "bert"}, "bert is an encoder,"),
+        ({"model_type": "xlm-roberta"}, "xlm-roberta is an encoder,"),
+        ({"model_type": "t5", "d_ff": 2048}, "t5 is an encoder with a decoder"),
+        ({"model_type": "novel", "is_encoder_decoder": True}, "novel is an encoder with a decoder"),
+    ],
+)
+def test_an_encoder_is_refused_in_one_line(tmp_path: Path, config: dict[str, object], kind: str) -> None:
+    sizes = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "vocab_size": 30522}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**sizes, **config}))
+    with pytest.raises(UnsupportedModel, match=kind) as caught:
+        run("fit", "--model", str(path), "--chip", "h100")
+    assert "\n" not in str(caught.value)
+    path.write_text(json.dumps({**sizes, "model_type": "modernbert-decoder"}))
+    run("fit", "--model", str(path), "--chip", "h100")
 
 
 def test_the_users_own_chip_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,15 +9,21 @@ import msgspec
 import pytest
 
 from paceline.core.config import SchedulerConfig
+from paceline.core.pace import Pace
+from paceline.core.sampling import SamplingParams
+from paceline.core.step import RequestSpec
 from paceline.errors import ConfigError
 from paceline.measure.analysis import analyse
 from paceline.measure.metrics import measure
 from paceline.measure.plan import Arrivals, BenchPlan, Length, Load, Prompts, Target
 from paceline.measure.records import ErrorClass
+from paceline.route.policies.base import Ask
 from paceline.simulate.drive import Limits, Simulated
+from paceline.simulate.fleet.journey import Journey, Outcome
 from paceline.simulate.many import FleetSetup, simulator_of
 from paceline.simulate.overheads import Overheads
 from paceline.simulate.run import EngineSetup, simulate, simulate_only
+from paceline.simulate.traffic import Arrival
 from tests.simulate.laws import Linear
 
 PROMPTS = Prompts(input=Length(kind="uniform", low=20, high=200), output=Length(kind="uniform", low=2, high=30))
@@ -60,16 +66,40 @@ def test_everybody_has_one_whole_record(fleet: FleetSetup, policy: str) -> None:
     assert result.steps == sum(report.steps for report in result.usage.values()) > 0
 
 
-def test_a_fleet_of_one_behind_a_router_is_that_engine() -> None:
-    """The road through the fleet's timeline and the single engine's own loop tell the same."""
+@pytest.mark.parametrize("policy", ["decode_first", "slo"])
+@pytest.mark.parametrize("overheads", [Overheads(), Overheads(0.01, 2e-5, 0.003, 4e-4)])
+def test_a_fleet_of_one_behind_a_router_is_that_engine(policy: str, overheads: Overheads) -> None:
+    """The road through the fleet's timeline and the single engine's own loop tell the same, token by token."""
     from paceline.simulate.many import simulate_fleet
 
-    alone, _ = simulate_only(plan(), setup())
+    engine = setup(policy, overheads=overheads, class_shares={"interactive": 1.0})
+    alone, _ = simulate_only(plan(), engine)
     fleet = FleetSetup(replicas=1)
-    many, _ = simulate_only(plan(), setup(), None, lambda t, s, seed, show: simulate_fleet(t, s, fleet, seed=seed))
-    ours = {record.id: measure(record).e2e_s for record in alone.records}
-    theirs = {record.id: measure(record).e2e_s for record in many.records}
-    assert theirs == pytest.approx(ours)
+    many, _ = simulate_only(plan(), engine, None, lambda t, s, seed, show: simulate_fleet(t, s, fleet, seed=seed))
+    ours = {record.id: (record.read_s, record.closed_s) for record in alone.records}
+    theirs = {record.id: (record.read_s, record.closed_s) for record in many.records}
+    assert ours.keys() == theirs.keys()
+    for name, (read_s, closed_s) in ours.items():
+        assert theirs[name][0] == pytest.approx(read_s)
+        assert theirs[name][1] == pytest.approx(closed_s)
+
+
+def test_what_a_fleet_reports_is_what_clients_read() -> None:
+    """Tokens held back by a pace count when they are shown, in gaps as in records."""
+    journey = Journey(all_of_one(), Ask("r", 3, (), 16, ""))
+    for at_s in (1.0, 1.01, 1.02, 1.03):
+        journey.got(at_s, 1)
+    journey.pace = Pace(0.1, hold=2)
+    journey.end(Outcome.DONE, 1.2)
+    shown = (1.0, 1.03, 1.13, 1.2)
+    assert journey.read_s() == pytest.approx(shown)
+    assert journey.gaps_s() == pytest.approx([0.03, 0.1, 0.07])
+    assert journey.tpot_s == pytest.approx(0.2 / 3)
+    assert journey.e2e_s == pytest.approx(1.2)
+
+
+def all_of_one() -> Arrival:
+    return Arrival(0.0, RequestSpec("r", (2, 3, 4), SamplingParams(max_tokens=4)), 4)
 
 
 def test_more_engines_serve_sooner() -> None:

@@ -168,6 +168,8 @@ def recalibrate(sources: Sequence[str], earlier: Path | None = None) -> Calibrat
 
 
 def _take(source: str, recording: Recording) -> None:
+    if not source.strip():
+        raise ConfigError("--from is empty; give a server's URL, a call log, a saved timeline or a folder with such")
     if source.startswith(("http://", "https://")):
         from paceline.app.commands.timeline import fetch
 
@@ -218,7 +220,8 @@ def _take_run(folder: RunFolder, source: str, recording: Recording) -> None:
 def build(recording: Recording, engine: Mapping[str, Any], facts: Mapping[str, Any]) -> Calibration:
     """Fit and put together. Raises ConfigError for too few steps."""
     cost = fit(recording.rows)
-    stalled = sum(row.seconds > STALLED * cost.seconds(row.shape) for row in recording.rows) / len(recording.rows)
+    usual = [cost.seconds(row.shape) + cost.beside_s(row.beside) for row in recording.rows]
+    stalled = sum(row.seconds > STALLED * one for row, one in zip(recording.rows, usual, strict=True)) / len(usual)
     now = datetime.datetime.now(datetime.UTC)
     provenance = {
         "created": now.isoformat(timespec="seconds"),

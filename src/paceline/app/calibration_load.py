@@ -114,6 +114,7 @@ def stages(seconds: float, longest: int, limits: Limits) -> list[Stage]:
     levels = spread([level for level in LEVELS if level <= max(1, most)], int(seconds / LEAST_LEVEL_S))
     each = seconds * (1.0 - ALONE_SHARE - BURST_SHARE) / len(levels)
     bursts = tuple(Probe(size, together=count) for count, size in BURSTS if count * size <= 2 * longest)
+    bursts = bursts or (Probe(longest, together=2),)  # of a machine too slow for any of those
     return [
         Stage("alone", 0, ALONE_SHARE * seconds, alone),
         Stage("bursts", 0, BURST_SHARE * seconds, bursts),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.errors import ConfigError
+from paceline.measure.options import a_path
 
 if TYPE_CHECKING:
     from paceline.core.protocols import CostModel
@@ -39,7 +40,11 @@ class PlanOptions:
     ] = None
     calibration: Annotated[
         Path | None,
-        typer.Option(help="Expect what `paceline calibrate` measured of this very deployment, not datasheets."),
+        typer.Option(
+            help="Expect what `paceline calibrate` measured of this very deployment, not datasheets.",
+            parser=a_path,
+            metavar="PATH",
+        ),
     ] = None
     context: Annotated[int, _option(_TRAFFIC, "Tokens that a decoding sequence holds.")] = 4096
     prompt: Annotated[int, _option(_TRAFFIC, "Tokens of a new request.")] = 1024
@@ -52,6 +57,7 @@ class PlanOptions:
     ] = None
     tp: Annotated[int, _option(_LAYOUT, "Tensor parallel.")] = 1
     pp: Annotated[int, _option(_LAYOUT, "Pipeline parallel.")] = 1
+    uneven_stages: Annotated[bool, _option(_LAYOUT, "Let pipeline stages differ by a layer.")] = False
     ep: Annotated[int, _option(_LAYOUT, "Expert parallel, over the chips of tp and dp.")] = 1
     dp: Annotated[int, _option(_LAYOUT, "Copies of the attention in one engine.")] = 1
     weights: Annotated[str, _option(_LAYOUT, "bf16, fp8, int4, q4_k_m, 4.5bit; auto: as published.")] = "auto"
@@ -116,6 +122,7 @@ def _deployment(options: PlanOptions) -> Deployment:
         kv=options.kv_dtype,
         chips_per_node=options.chips_per_node,
         network_gbs=options.network_gbs,
+        uneven_stages=options.uneven_stages,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import typer
 from paceline.app.settings import KVSettings, SchedulerSettings
 from paceline.core.config import SchedulerConfig
 from paceline.errors import ConfigError
-from paceline.measure.options import BenchOptions, seconds, to_plan, usage_error
+from paceline.measure.options import BenchOptions, a_path, seconds, to_plan, usage_error
 from paceline.measure.plan import BenchPlan
 
 if TYPE_CHECKING:
@@ -41,6 +42,10 @@ def _option(panel: str, help: str, *names: str) -> Any:  # noqa: A002  typer's o
     return typer.Option(*names, rich_help_panel=panel, help=help, show_default=not names)
 
 
+def _path(panel: str, help: str, *names: str) -> Any:  # noqa: A002
+    return typer.Option(*names, rich_help_panel=panel, help=help, parser=a_path, metavar="PATH")
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """What is simulated. Durations are texts, such as 16ms."""
@@ -52,10 +57,11 @@ class EngineOptions:
         None
     )
     calibration: Annotated[
-        Path | None, _option(_ENGINE, "Step times measured by `paceline calibrate`, in place of model and chip.")
+        Path | None, _path(_ENGINE, "Step times measured by `paceline calibrate`, in place of model and chip.")
     ] = None
     tp: Annotated[int, _option(_ENGINE, "Tensor parallel.")] = 1
     pp: Annotated[int, _option(_ENGINE, "Pipeline parallel; steps follow each other, they do not overlap.")] = 1
+    uneven_stages: Annotated[bool, _option(_ENGINE, "Let pipeline stages differ by a layer.")] = False
     ep: Annotated[int, _option(_ENGINE, "Expert parallel, over the chips of tp.")] = 1
     weights: Annotated[str, _option(_ENGINE, "bf16, fp8, int4, q4_k_m, ...; auto: as published.")] = "auto"
     kv_dtype: Annotated[str, _option(_ENGINE, "bf16, fp8; auto: 16 bits.")] = "auto"
@@ -100,7 +106,7 @@ class FleetOptions:
     network_gbs: Annotated[float, _option(_FLEET, "GB/s of each engine, for KV that is handed over.")] = 50.0
     fleet_file: Annotated[
         Path | None,
-        _option(_FLEET, "A .toml of engines that differ, tiers, outages, prices (docs/routing.md).", "--fleet"),
+        _path(_FLEET, "A .toml of engines that differ, tiers, outages, prices (docs/routing.md).", "--fleet"),
     ] = None
 
 
@@ -170,6 +176,7 @@ def _analytic(options: EngineOptions, scheduler: SchedulerSettings, kv: KVSettin
         ep=options.ep,
         weights=options.weights,
         kv=options.kv_dtype,
+        uneven_stages=options.uneven_stages,
     )
     cost = AnalyticCost(deployment)
     blocks = _blocks(options, kv, deployment, scheduler)
@@ -226,7 +233,7 @@ def _around(options: EngineOptions, scheduler: SchedulerSettings) -> dict[str, A
     from paceline.simulate.drive import Limits
 
     return {
-        "limits": Limits(overload_s=seconds("--overload-after", options.overload_after)),
+        "limits": Limits(overload_s=_overload_s(options.overload_after)),
         "jitter": options.jitter,
         "oracle": options.oracle,
         "max_tokens": _max_tokens(options.max_tokens),
@@ -274,6 +281,13 @@ def _blocks(options: EngineOptions, kv: KVSettings, deployment: Deployment, sche
     return memory.num_blocks
 
 
+def _overload_s(text: str) -> float:
+    value = seconds("--overload-after", text)
+    if not value:
+        raise usage_error("the time must be above 0", "--overload-after")
+    return value
+
+
 def _max_tokens(given: int | None) -> int | None:
     if given is not None and given < 1:
         raise usage_error(f"{given} is no length of an answer; at least one token", "--max-tokens")
@@ -288,12 +302,14 @@ def _shares(given: Iterable[str], classes: Sequence[str]) -> Mapping[str, float]
             shares[name.strip()] = float(weight)
         except ValueError:
             equals = ""
-        if not equals:
+        if not equals or not 0.0 <= shares[name.strip()] < math.inf:
             raise usage_error(f"{text!r} is not CLASS=WEIGHT, such as interactive=0.3", "--class-share")
         if name.strip() not in classes:
             raise usage_error(
                 f"{name.strip()!r} is no class of traffic; there are {', '.join(classes)}", "--class-share"
             )
+    if shares and not sum(shares.values()):
+        raise usage_error("the weights are all 0; one at least must be above", "--class-share")
     return shares
 
 

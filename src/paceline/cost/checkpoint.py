@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.cost.encoders import encoder_kind
 from paceline.cost.gguf_header import Header, read_header
 from paceline.cost.model import Experts, Latent, Model
 from paceline.cost.precision import find_precision
@@ -127,6 +128,7 @@ def from_config(raw: Mapping[str, Any], *, name: str, where: str = "config.json"
             raw = raw[key]
     fields = _Fields(raw, where)
     family = str(raw.get("model_type", ""))
+    _refuse_encoders(raw, outer, where)
     _refuse_others(raw, family, where)
     hidden, heads, layers = fields.need("hidden"), fields.need("heads"), fields.need("layers")
     kv_heads = fields.get("kv_heads", heads)
@@ -190,6 +192,17 @@ class _Fields:
         if value < 1:
             raise CorruptModel(f"{self.where}: {_NAMES[what][0]} is missing or 0")
         return value
+
+
+def _refuse_encoders(raw: Mapping[str, Any], outer: Mapping[str, Any], where: str) -> None:
+    """What has an encoder has other costs: a prompt is seen from both sides, and keys of it are kept apart or not."""
+    for config in (outer, raw):
+        family = str(config.get("model_type", ""))
+        kind = encoder_kind(family, two_sided=config.get("is_encoder_decoder") is True)
+        if kind and config.get("is_decoder") is not True:
+            raise UnsupportedModel(
+                f"{where}: {family or 'the model'} is {kind}, which is not modelled; only decoders with attention are"
+            )
 
 
 def _refuse_others(raw: Mapping[str, Any], family: str, where: str) -> None:
@@ -319,7 +332,7 @@ def from_header(header: Header, *, name: str) -> Model:
     """The model that a GGUF header describes."""
     arch = str(header.metadata.get("general.architecture", ""))
     stateful = any(word in name for name in header.shapes for word in (".ssm_", ".shortconv", ".time_mix"))
-    if stateful or any(word in arch for word in (*_STATE, "clip", "bert")):
+    if stateful or any(word in arch for word in _STATE) or encoder_kind(arch):
         raise UnsupportedModel(
             f"{header.path}: architecture {arch!r} is not modelled; only decoders with attention are"
         )

@@ -71,7 +71,7 @@ class Deployment:
         if self.pp > model.layers:
             raise ConfigError(f"pp={self.pp} is more than the {model.layers} layers of {model.name}")
         if not self.uneven_stages:
-            hint = "; or allow stages that differ by a layer with uneven_stages"
+            hint = "; or allow stages that differ by a layer: --uneven-stages, in Python uneven_stages=True"
             _divide("pp", self.pp, model.layers, f"the {model.layers} layers of {model.name}", hint)
         if experts is None:
             if self.ep > 1:

@@ -139,6 +139,7 @@ class Efficiency:
             weight_bytes=weight_bytes,
             peak=self.silicon.peak(dtype),
             bandwidth=self.silicon.hbm_bytes_per_s,
+            strength=self.silicon.peak("bf16") / self.sms / self.family.flops_per_sm,
         )
 
     def decode_attention(

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.shape import StepShape
+from paceline.cost.beside import Beside, Toll
 from paceline.cost.fitted import DECODE, PREFILL, QUANTILES, Band, FittedCost, Range, Term, kind_of
 from paceline.cost.nonnegative import Array, fit_non_negative
 from paceline.cost.recorded import StepRow
@@ -33,6 +34,10 @@ FOLDS = 5
 BAND_ROWS = 40  # residuals in a band: enough for its 5 % and 95 % quantiles
 MOST_BANDS = 6  # of a kind
 FEWEST_ROWS = 30
+BESIDE = tuple(entry.name for entry in fields(Beside))  # what a step is fitted on besides its own work
+LEAST_SHARE = 0.05  # of a step's time is its own, however much was sent meanwhile
+RUN, GROUPS = 20, 10  # steps that are left out together, and in how many groups
+Z95 = NormalDist().inv_cdf(0.95)
 NEIGHBOURS_S = 1.0  # steps that end within this of each other are one after the other
 MOST_PERSISTENCE = 0.98
 
@@ -123,17 +128,41 @@ def fit(rows: Sequence[StepRow] | Sequence[tuple[StepShape, float]]) -> FittedCo
     shapes = [row.shape for row in steps]
     seconds = np.array([row.seconds for row in steps])
     terms = choose_terms(shapes)
-    features = np.array([[term.value(shape) for term in terms] for shape in shapes])
+    features = np.array(
+        [[*(term.value(row.shape) for term in terms), *(getattr(row.beside, name) for name in BESIDE)] for row in steps]
+    )
     weights = fit_non_negative(features, seconds)
-    ratios = seconds / _out_of_sample(features, seconds, weights)
-    errors = np.abs(1.0 / ratios - 1.0)
+    alone = len(terms)
+    predicted, tolls = _out_of_sample(features, seconds, weights, alone)
+    errors = np.abs((predicted + tolls) / seconds - 1.0)
+    # What the toll does not explain is the step's own unevenness; a step is never drawn as nothing.
+    ratios = np.maximum(seconds - tolls, LEAST_SHARE * seconds) / predicted
     return FittedCost(
-        [Term(term.feature, term.knot, float(weight)) for term, weight in zip(terms, weights, strict=True)],
+        [Term(term.feature, term.knot, float(weight)) for term, weight in zip(terms, weights[:alone], strict=True)],
         make_bands(shapes, ratios),
         _ranges(shapes),
         errors=(float(np.median(errors)), float(np.quantile(errors, 0.95))),
         persistence=_persistence(steps, ratios),
+        toll=_toll(features, seconds, weights, alone),
     )
+
+
+def _toll(features: Array, seconds: Array, weights: Array, alone: int) -> Toll:
+    """The weights from column `alone` on, with their ranges from fits that leave out one group of steps each.
+
+    Groups are runs of neighbours, because slow moments last (the jackknife of dependent observations).
+    """
+    group_of = np.arange(len(seconds)) // RUN % GROUPS
+    found = np.array(
+        [fit_non_negative(features[group_of != group], seconds[group_of != group])[alone:] for group in range(GROUPS)]
+    )
+    spread = Z95 * np.sqrt((GROUPS - 1) * found.var(axis=0))
+    values: dict[str, Any] = {}
+    for column, name in enumerate(("sent", "request", "prompt_token")):
+        weight = float(weights[alone + column])
+        values[f"{name}_s"] = weight
+        values[f"{name}_range_s"] = (max(0.0, weight - float(spread[column])), weight + float(spread[column]))
+    return Toll(**values)
 
 
 def choose_terms(shapes: Sequence[StepShape]) -> list[Term]:
@@ -168,15 +197,20 @@ def _quantiles(ratios: Array) -> tuple[float, ...]:
     return tuple(float(value) for value in np.quantile(ratios, QUANTILES))
 
 
-def _out_of_sample(features: Array, seconds: Array, weights: Array) -> Array:
-    """Each row's prediction by a fit without its fold; the fit to all where that one would know nothing."""
-    predicted = features @ weights
+def _out_of_sample(features: Array, seconds: Array, weights: Array, alone: int) -> tuple[Array, Array]:
+    """(each row's own time, its toll) by a fit without its fold; by the fit to all where that one would know nothing.
+
+    The columns up to `alone` are the step's own.
+    """
+    own, toll = features[:, :alone] @ weights[:alone], features[:, alone:] @ weights[alone:]
     fold_of = np.arange(len(seconds)) % FOLDS
     for fold in range(FOLDS):
         held = fold_of == fold
-        found = features[held] @ fit_non_negative(features[~held], seconds[~held])
-        predicted[held] = np.where(found > 0.0, found, predicted[held])
-    return np.maximum(predicted, 1e-9)
+        found = fit_non_negative(features[~held], seconds[~held])
+        mine = features[held][:, :alone] @ found[:alone]
+        own[held] = np.where(mine > 0.0, mine, own[held])
+        toll[held] = features[held][:, alone:] @ found[alone:]
+    return np.maximum(own, 1e-9), toll
 
 
 def _ranges(shapes: Sequence[StepShape]) -> dict[str, Range]:

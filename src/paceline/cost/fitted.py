@@ -4,7 +4,7 @@
 
 `min(tokens, k)` is work that stops growing at k tokens: a matrix multiply of few rows is bound by reading the weights.
 `max(tokens - k, 0)` is work that begins there: tiles, caches that no longer hold it. Which knots matter is the fit's
-choice; weights of zero are dropped.
+choice; weights of zero are dropped. What a server takes from a step meanwhile is kept apart (`beside.py`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import math
 import random
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from paceline.core.protocols import Estimate
 from paceline.core.shape import StepShape
+from paceline.cost.beside import Beside, Toll
 from paceline.errors import ConfigError
 
 DECODE, PREFILL = "decode", "prefill"  # kinds of step: without and with a row of more than one token
@@ -60,7 +61,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Steps of one kind with up to so many tokens: quantiles of real / predicted, out of sample."""
+    """Steps of one kind with up to so many tokens: quantiles of real / predicted without its toll, out of sample."""
 
     kind: str
     most_tokens: float
@@ -107,11 +108,13 @@ class FittedCost:
         *,
         errors: tuple[float, float] = (0.0, 0.0),
         persistence: float = 0.0,
+        toll: Toll | None = None,
     ) -> None:
         self.terms = tuple(term for term in terms if term.weight > 0.0)
         self.bands = tuple(sorted(bands, key=lambda band: (band.kind, band.most_tokens)))
         self.ranges = dict(ranges)
         self.persistence = persistence
+        self.toll = toll or Toll()
         self._errors = errors
         self._plain = tuple(sum(t.weight for t in self.terms if t.feature == name) for name in _PLAIN)
         self._knots, self._pieces = _pieces(self.terms)
@@ -126,18 +129,27 @@ class FittedCost:
         return True
 
     def seconds(self, shape: StepShape) -> float:
-        """The expected time alone: what `terms` sum up to."""
+        """The expected time of a step beside which nothing goes on: what `terms` sum up to."""
         step, rows, chunk, context, pairs = self._plain
         start, slope = self._pieces[bisect_left(self._knots, shape.tokens)]
         seconds = step + rows * shape.rows + context * shape.context + start + slope * shape.tokens
         return seconds + chunk + pairs * shape.pairs if shape.pairs else seconds
 
     def predict(self, shape: StepShape) -> Estimate:
-        """Expected seconds, the range of nine in ten steps of this kind and size, and whether such were seen."""
+        """Expected seconds, the range of nine in ten steps of this kind and size, and whether such were seen.
+
+        Beside it, as in a server that goes on like this, a token is sent for each row that decodes.
+        """
         seconds = self.seconds(shape)
+        sent_s = self.beside_s(Beside(sent=shape.rows - 1 if shape.pairs else shape.rows))
         ratios = self.band(shape).ratios
         seen = self.ranges.get(kind_of(shape))
-        return Estimate(seconds, seconds * ratios[LOW], seconds * ratios[HIGH], seen is not None and seen.holds(shape))
+        known = seen is not None and seen.holds(shape)
+        return Estimate(seconds + sent_s, seconds * ratios[LOW] + sent_s, seconds * ratios[HIGH] + sent_s, known)
+
+    def beside_s(self, beside: Beside) -> float:
+        """How much longer a step takes for what the server does meanwhile."""
+        return self.toll.seconds(beside)
 
     def observe(self, shape: StepShape, seconds: float) -> None:
         """Nothing: refit from a longer recording instead."""
@@ -165,6 +177,7 @@ class FittedCost:
             "ranges": {kind: [r.tokens, r.rows, r.context, r.pairs] for kind, r in self.ranges.items()},
             "errors": {"median": self._errors[0], "p95": self._errors[1]},
             "persistence": self.persistence,
+            "beside": asdict(self.toll),
         }
 
     @classmethod
@@ -179,6 +192,7 @@ class FittedCost:
             errors = float(row["errors"]["median"]), float(row["errors"]["p95"])
             persistence = float(row["persistence"])
             quantiles = tuple(row["quantiles"])
+            toll = Toll.from_row(row.get("beside") or {})
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"the cost model cannot be read: {type(error).__name__}: {error}") from None
         numbers = [*errors, persistence, *(x for t in terms for x in (t.knot, t.weight)), *_flat(bands)]
@@ -188,7 +202,7 @@ class FittedCost:
             raise ConfigError("the cost model cannot be read: its bands do not have the quantiles of this version")
         for term in terms:
             term.value(StepShape())  # an unknown feature is told now, not in the middle of a simulation
-        return cls(terms, bands, ranges, errors=errors, persistence=persistence)
+        return cls(terms, bands, ranges, errors=errors, persistence=persistence, toll=toll)
 
 
 def _pieces(terms: Sequence[Term]) -> tuple[list[float], list[tuple[float, float]]]:
@@ -208,7 +222,7 @@ def _pieces(terms: Sequence[Term]) -> tuple[list[float], list[tuple[float, float
 
 
 class Noise:
-    """Draws step times: predicted seconds times a ratio of the shape's band.
+    """Draws times of steps beside which nothing goes on: expected seconds times a ratio of the shape's band.
 
     The ratios follow the band's measured distribution, whatever its shape; their order in time follows a first-order
     autoregression on the normal scale (a Gaussian copula), whose lag-1 correlation is the measured persistence.

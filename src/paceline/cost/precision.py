@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Container
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -29,9 +29,14 @@ class Precision:
         """Bytes of one number."""
         return self.bits / 8.0
 
-    def multiplied_in(self, formats: Container[str]) -> str:
-        """The format of the multiplication on a chip whose matrix units know `formats`."""
-        return self.multiply if self.multiply in formats else "bf16"
+    def multiplied_in(self, formats: Mapping[str, float]) -> str:
+        """The format of the multiplication on a chip whose matrix units know `formats`, with the rate of each.
+
+        A narrow one that is slower than bf16 (int8 on a B300) is not used: engines convert the weights instead.
+        """
+        rate = formats.get(self.multiply, 0.0)
+        too_slow = self.bits < BF16_BITS and rate < formats.get("bf16", 0.0)
+        return "bf16" if not rate or too_slow else self.multiply
 
 
 # Scales: of int4 16 + 4 bits in 128 numbers (AWQ, GPTQ), of mxfp4 8 bits in 32 (OCP MX v1.0), of nvfp4 8 bits in 16.

@@ -11,6 +11,7 @@ from typing import Any
 from paceline.core.calllog import read_calls
 from paceline.core.config import SchedulerConfig
 from paceline.core.shape import StepShape
+from paceline.cost.beside import NOTHING, Beside
 from paceline.errors import ConfigError
 
 IDLE_S = 0.005  # a submission that comes so long after the last commit has waited for no step
@@ -24,6 +25,7 @@ class StepRow:
     shape: StepShape
     seconds: float
     at_s: float = 0.0
+    beside: Beside = NOTHING  # what the server did meanwhile, where that is known
 
 
 @dataclass(slots=True)
@@ -44,50 +46,99 @@ class CallTimes:
     config: SchedulerConfig
     steps: list[StepRow] = field(default_factory=list)
     requests: dict[str, RequestTimes] = field(default_factory=dict)  # by the scheduler's id
-    loop_s: float = 0.0  # from a commit to the next plan, where nothing comes between; included in the steps' seconds
+    loop_s: float = 0.0  # from a commit to the next plan, where little is sent; in the seconds of all steps
 
 
 def read_call_times(path: str | Path) -> CallTimes:
     """Steps and requests of a call log; those before `start_over` are the engine's warm-up and left out.
 
-    A step lasts from its plan to its commit, or from the commit before where plans overlap; `loop_s`, which every step
-    of a busy engine pays, is added.
+    A step of a busy engine lasts from the commit before to its own: whatever is between a commit and the next plan
+    (the loop itself, commands, the server's share of the cores) clients wait for, too. The first after a pause lasts
+    from its plan, and `loop_s` is added, which it has paid as well.
     """
     config, calls = read_calls(path)
-    found = CallTimes(config)
-    gaps: list[float] = []
-    plans: dict[int, tuple[float, dict[str, Any]]] = {}
-    committed_s, after_commit = float("-inf"), False
+    log = _Log(CallTimes(config))
     for call in calls:
+        log.take(call)
+    return log.finish()
+
+
+@dataclass(slots=True)
+class _Step:
+    """One step of a log. `gap_s`: None where the engine was not busy before it."""
+
+    shape: StepShape
+    began_s: float
+    ended_s: float
+    gap_s: float | None
+    sent: int  # tokens that were on their way meanwhile
+    requests: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass(slots=True)
+class _Log:
+    """What has been read of a call log."""
+
+    found: CallTimes
+    steps: list[_Step] = field(default_factory=list)
+    plans: dict[int, tuple[float, dict[str, Any], bool]] = field(default_factory=dict)  # made and not committed
+    committed_s: float = float("-inf")
+    brought: int = 0  # tokens, by the last commit
+    rested: bool = True  # since then, or before the first
+
+    def take(self, call: Mapping[str, Any]) -> None:
+        """The next call."""
         match call["call"]:
             case "start_over":
-                found.steps.clear()
-                found.requests.clear()
-                gaps.clear()
+                self.steps.clear()
+                self.found.requests.clear()
             case "submit" if call["accepted"]:
-                spec = call["spec"]
-                idle = call["now"] - committed_s > IDLE_S
-                found.requests[spec["request_id"]] = RequestTimes(
-                    len(spec["prompt"]), spec["sent_s"], call["now"], idle
-                )
-            case "plan" if call["plan"] is not None:
+                self._submit(call["spec"], call["now"])
+            case "plan" if call["plan"] is None:
+                self.rested = True
+            case "plan":
                 plan = call["plan"]
-                plans[plan["step"]] = call["now"], plan
-                if after_commit:
-                    gaps.append(call["now"] - committed_s)
+                requests = self.found.requests
+                busy = any(name in requests and requests[name].submitted_s <= self.committed_s for name in plan["ids"])
+                self.plans[plan["step"]] = call["now"], plan, busy and not self.rested
             case "commit":
-                planned_s, plan = plans.pop(call["step"])
-                seconds = call["now"] - max(planned_s, committed_s)
-                committed_s = call["now"]
-                found.steps.append(StepRow(_shape(plan["starts"], plan["counts"]), seconds, committed_s))
-                for place, (request_id, tokens) in enumerate(zip(plan["ids"], call["tokens"], strict=True)):
-                    if tokens and request_id in found.requests:
-                        found.requests[request_id].tokens += [(committed_s, place)] * len(tokens)
-        after_commit = call["call"] == "commit"
-    if gaps:
-        found.loop_s = statistics.median(gaps)
-    found.steps = [StepRow(row.shape, row.seconds + found.loop_s, row.at_s) for row in found.steps]
-    return found
+                self._commit(call)
+
+    def _submit(self, spec: Mapping[str, Any], now: float) -> None:
+        idle = now - self.committed_s > IDLE_S
+        prompt_tokens = len(spec["prompt"])
+        self.found.requests[spec["request_id"]] = RequestTimes(prompt_tokens, spec["sent_s"], now, idle)
+        came_s = now if spec["sent_s"] is None else spec["sent_s"]
+        if self.steps and came_s <= self.committed_s:  # the server saw to it during the step that ended last
+            self.steps[-1].requests += 1
+            self.steps[-1].prompt_tokens += prompt_tokens
+
+    def _commit(self, call: Mapping[str, Any]) -> None:
+        now, requests = call["now"], self.found.requests
+        planned_s, plan, busy = self.plans.pop(call["step"])
+        shape = _shape(plan["starts"], plan["counts"])
+        if busy:
+            gap_s = max(0.0, planned_s - self.committed_s)
+            self.steps.append(_Step(shape, self.committed_s, now, gap_s, self.brought))
+        else:
+            self.steps.append(_Step(shape, max(planned_s, self.committed_s), now, None, 0))
+        for place, (request_id, tokens) in enumerate(zip(plan["ids"], call["tokens"], strict=True)):
+            if tokens and request_id in requests:
+                requests[request_id].tokens += [(now, place)] * len(tokens)
+        self.committed_s, self.rested = now, False
+        self.brought = sum(map(len, call["tokens"]))
+
+    def finish(self) -> CallTimes:
+        """All of it."""
+        gaps = sorted((step.sent, step.gap_s) for step in self.steps if step.gap_s is not None)
+        if gaps:
+            self.found.loop_s = statistics.median(gap_s for _, gap_s in gaps[: max(1, len(gaps) // 4)])
+        for step in self.steps:
+            seconds = step.ended_s - step.began_s + (self.found.loop_s if step.gap_s is None else 0.0)
+            beside = Beside(step.sent, step.requests, step.prompt_tokens)
+            self.found.steps.append(StepRow(step.shape, seconds, step.ended_s, beside))
+        return self.found
 
 
 def _shape(starts: list[int], counts: list[int]) -> StepShape:

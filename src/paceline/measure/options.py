@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
@@ -21,12 +22,23 @@ DEFAULT_DURATION_S = 60.0
 _LOAD, _PROMPTS, _TARGET, _CLIENT, _JUDGE = "Load", "Prompts", "Target", "Client", "Judging and output"
 
 
+def a_path(text: str) -> Path:
+    """A path as a person gives it. An empty one, of a variable that is not set, would be the current folder."""
+    if not text.strip():
+        raise typer.BadParameter("the path is empty")
+    return Path(text)
+
+
 def _option(*names: str, panel: str, help: str) -> Any:  # noqa: A002  typer's own word
     return typer.Option(*names, rich_help_panel=panel, help=help, show_default=False)
 
 
 def _plain(panel: str, help: str) -> Any:  # noqa: A002
     return typer.Option(rich_help_panel=panel, help=help)
+
+
+def _path(panel: str, help: str) -> Any:  # noqa: A002
+    return typer.Option(rich_help_panel=panel, help=help, parser=a_path, metavar="PATH")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +57,7 @@ class BenchOptions:
     burst_every: Annotated[str, _plain(_LOAD, "From burst to burst.")] = "10s"
     burst_for: Annotated[str, _plain(_LOAD, "Length of a burst.")] = "1s"
     stagger: Annotated[str, _plain(_LOAD, "Closed loop: spread the first requests over this.")] = "0s"
-    trace: Annotated[Path | None, _plain(_LOAD, "Replay a trace: Azure CSV, Mooncake, ShareGPT, JSON lines.")] = None
+    trace: Annotated[Path | None, _path(_LOAD, "Replay a trace: Azure CSV, Mooncake, ShareGPT, JSON lines.")] = None
     trace_format: Annotated[str, _plain(_LOAD, "auto, azure, mooncake, sharegpt or jsonl.")] = "auto"
     trace_speed: Annotated[float, _plain(_LOAD, "2 plays the trace twice as fast.")] = 1.0
     trace_skip: Annotated[int, _plain(_LOAD, "Rows left out at the start.")] = 0
@@ -57,7 +69,7 @@ class BenchOptions:
         _option("--input", "-i", panel=_PROMPTS, help="Prompt tokens: 512, uniform:128:900, lognormal:512:0.8:4096."),
     ] = "512"
     output: Annotated[str, _option("--output", "-o", panel=_PROMPTS, help="Output tokens, in the same forms.")] = "128"
-    prompts: Annotated[Path | None, _plain(_PROMPTS, "Prompts from a file: one a line, or JSON lines.")] = None
+    prompts: Annotated[Path | None, _path(_PROMPTS, "Prompts from a file: one a line, or JSON lines.")] = None
     prefix_tokens: Annotated[int, _plain(_PROMPTS, "Tokens of a shared prefix, inside the prompt.")] = 0
     prefix_groups: Annotated[int, _plain(_PROMPTS, "How many different prefixes.")] = 1
     prefix_share: Annotated[float, _plain(_PROMPTS, "Share of requests that carry one.")] = 1.0
@@ -104,7 +116,7 @@ class BenchOptions:
     gate: Annotated[list[str] | None, _plain(_JUDGE, "What must hold, e.g. 'p95 ttft <= 500ms'. Repeatable.")] = None
     slo: Annotated[list[str] | None, _plain(_JUDGE, "Per-request objective for goodput: ttft<=500ms.")] = None
     price_per_hour: Annotated[float | None, _plain(_JUDGE, "Cost of the server, for cost per token.")] = None
-    out: Annotated[Path | None, _plain(_JUDGE, "Folder of the result. Without it: results/, by time.")] = None
+    out: Annotated[Path | None, _path(_JUDGE, "Folder of the result. Without it: results/, by time.")] = None
     name: Annotated[str, _plain(_JUDGE, "A name for the report.")] = ""
     as_json: Annotated[bool, _option("--json", panel=_JUDGE, help="The result as JSON on standard output.")] = False
     quiet: Annotated[bool, _option("--quiet", "-q", panel=_JUDGE, help="Only the result.")] = False
@@ -159,13 +171,15 @@ def seconds(option: str, text: str) -> float:
     from paceline.measure.slo import parse_duration
 
     try:
-        return float(text)
+        value = float(text)
     except ValueError:
-        pass
-    try:
-        return parse_duration(text)
-    except ConfigError as error:
-        raise usage_error(str(error), option) from None
+        try:
+            value = parse_duration(text)
+        except ConfigError as error:
+            raise usage_error(str(error), option) from None
+    if not 0.0 <= value < math.inf:
+        raise usage_error(f"{text} is no duration; it must be a number of seconds from 0 up", option)
+    return value
 
 
 def _length(option: str, text: str, low: int = 1) -> Length:

@@ -68,7 +68,7 @@ class Pool:
         if not 0.0 < self.utilization <= 1.0:
             raise ConfigError(f"utilization is {self.utilization:g}; it must be above 0 and at most 1")
         if self.used_bytes is not None and not 0.0 <= self.used_bytes < 1e15:
-            raise ConfigError(f"used memory is {self.used_bytes:g} bytes; it must be 0 or more")
+            raise ConfigError(f"used memory is {self.used_bytes:g} bytes; it must be from 0 to below 1e15")
         if not 1.0 <= self.factor <= 10.0:
             raise ConfigError(f"factor is {self.factor:g}; it must be from 1 to 10")
 
@@ -106,10 +106,10 @@ class Case:
 
     def __post_init__(self) -> None:
         if self.price_per_hour is not None and not 0.0 < self.price_per_hour < 1e9:
-            raise ConfigError(f"the price per hour is {self.price_per_hour:g}; it must be above 0")
+            raise ConfigError(f"the price per hour is {self.price_per_hour:g}; it must be above 0 and below 1e9")
         if self.weights_bytes is not None and not 0.0 < self.weights_bytes < 1e16:
-            raise ConfigError(f"the weights are {self.weights_bytes:g} bytes; they must be above 0")
-        if self.stamps is not None and not self.stamps[0] <= self.stamps[1] <= self.stamps[2]:
+            raise ConfigError(f"the weights are {self.weights_bytes:g} bytes; they must be above 0 and below 1e16")
+        if self.stamps is not None and not -math.inf < self.stamps[0] <= self.stamps[1] <= self.stamps[2] < math.inf:
             raise ConfigError(f"stamps are {self.stamps}; sent, first and last token must follow each other")
 
     @property

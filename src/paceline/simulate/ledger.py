@@ -74,12 +74,11 @@ class Ledger:
         """Tokens of a step."""
         heard, read_s, row_s = self._heard, at_s + self._after_s, self._after_row_s
         for name, tokens in zip(events.ids, events.tokens, strict=True):
-            if row_s:
-                read_s += row_s
             if len(tokens) == 1:
                 heard[name].append(read_s)
             else:
                 heard[name].extend([read_s] * len(tokens))
+            read_s += row_s
 
     def first_token_s(self, name: str) -> float | None:
         """When the client of an open request read its first token."""

@@ -27,7 +27,6 @@ from paceline.simulate.fleet.link import LinkSpec
 from paceline.simulate.fleet.report import FleetRun
 from paceline.simulate.ledger import record_of
 from paceline.simulate.overheads import Overheads
-from paceline.simulate.paced import paced
 from paceline.simulate.progress import Backlog, OnProgress, Show
 from paceline.simulate.run import EngineSetup, Simulator
 from paceline.simulate.traffic import Arrival, Traffic
@@ -116,7 +115,10 @@ def simulate_fleet(
     """Serve the traffic to its end. Ctrl-C and overload end it early, as `drive` does."""
     watched = _Watched(traffic, setup, on_progress)
     members, options = fleet.parts(setup, seed)
-    many = Fleet(members, **options, timeout_s=setup.limits.timeout_s, on_end=watched.note)
+    overheads = setup.overheads
+    before = overheads.before_s or overheads.before_token_s
+    way_s = (lambda tokens: overheads.reaches_s(0.0, tokens)) if before else None
+    many = Fleet(members, **options, timeout_s=setup.limits.timeout_s, way_s=way_s, on_end=watched.note)
     began = time.perf_counter()
     ended, run = "complete", None
     try:
@@ -141,10 +143,7 @@ def simulate_fleet(
 
 
 class _Watched:
-    """Traffic on its way to a fleet: clients' overheads around it, a record for each that ends, an eye on the backlog.
-
-    The fleet sees a request `before_s` later than it was sent, and its client sees tokens `after_s` later.
-    """
+    """The traffic of a fleet: a record for each request that ends, an eye on the backlog."""
 
     def __init__(self, traffic: Traffic, setup: EngineSetup, on_progress: OnProgress | None) -> None:
         self._traffic, self._overheads = traffic, setup.overheads
@@ -156,12 +155,13 @@ class _Watched:
         self._sent = 0
         self._failed = 0
         self._look_s = 0.0
+        self._closed_s = 0.0
         self._show = Show(on_progress, traffic.total)
 
     @property
     def next_s(self) -> float:
-        """When the next request reaches the fleet."""
-        return max(self._traffic.next_s + self._overheads.before_s, self.now_s)
+        """When the next request is sent."""
+        return max(self._traffic.next_s, self.now_s)
 
     def pop(self) -> Arrival:
         """The next request."""
@@ -180,13 +180,14 @@ class _Watched:
     def ended(self, arrival: Arrival, at_s: float, *, ok: bool) -> None:
         """A request has ended; its client knows a little later."""
         self.now_s = max(self.now_s, at_s)
-        self._traffic.ended(arrival, at_s + self._overheads.after_s, ok=ok)
+        self._traffic.ended(arrival, max(at_s, self._closed_s), ok=ok)
         self._show.maybe(self.now_s, self._sent, len(self._open), len(self.records), self._failed)
 
     def note(self, journey: Journey) -> None:
         """The record of a journey that has ended."""
         del self._open[journey.request_id]
         record = _record(journey, self._overheads)
+        self._closed_s = record.closed_s or 0.0  # `ended` is the fleet's next word
         self._failed += not record.ok
         self.records.append(record)
 
@@ -201,14 +202,7 @@ class _Watched:
 
 def _record(journey: Journey, overheads: Overheads) -> RequestRecord:
     """What the client saw."""
-    after_s = overheads.after_s
-    heard = tuple(
-        at_s + after_s for at_s, count in zip(journey.token_s, journey.token_counts, strict=True) for _ in range(count)
-    )
-    assert journey.ended_s is not None
-    closed_s = journey.ended_s + after_s
-    if journey.pace is not None:
-        heard = paced(heard, closed_s, journey.pace)
+    heard, closed_s = journey.read_s(overheads), journey.closed_s(overheads)
     error, why, status = None, "", 200
     if journey.outcome is Outcome.REJECTED and journey.rejected is not None:
         turned_away = journey.rejected.reason in (RejectReason.QUEUE_FULL, RejectReason.OVERLOADED)

@@ -30,3 +30,10 @@ class Overheads:
     def reaches_s(self, sent_s: float, prompt_tokens: int) -> float:
         """When the scheduler can see a request."""
         return sent_s + self.before_s + self.before_token_s * prompt_tokens
+
+    def read_s(self, made_s: float, place: int) -> float:
+        """When a client reads a token of a step that ended at `made_s`, behind `place` others of its."""
+        return made_s + self.after_s + self.after_row_s * place
+
+
+NONE = Overheads()

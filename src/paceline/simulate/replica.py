@@ -105,6 +105,8 @@ class Replica:
         `answer` is what it generates (see `SimulatedBackend.will_say`); None: dummies up to its `max_tokens`.
         """
         self._inbox.append((spec, answer))
+        if self._stepping:
+            self.usage.lengthen(self.backend.meets(len(spec.prompt)))
         self._wake(at_s)
 
     def cancel(self, request_id: str, at_s: float, reason: FinishReason = FinishReason.ABORT) -> None:

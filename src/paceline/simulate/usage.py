@@ -65,7 +65,7 @@ class Usage:
     """Counts as steps begin. Memory is looked at in one step of `SAMPLE_EVERY`."""
 
     __slots__ = (
-        *("_bounds_s", "_busy_s", "_cost", "_prefill", "_rows", "_sampled"),
+        *("_bound_now", "_bounds_s", "_busy_s", "_cost", "_prefill", "_rows", "_sampled"),
         *("_scheduler", "_steps", "_tokens"),
     )
 
@@ -78,6 +78,7 @@ class Usage:
         self._prefill = 0
         self._rows = 0
         self._bounds_s: dict[str, float] = {}
+        self._bound_now = ""
         self._sampled = _Sampled()
 
     @property
@@ -96,8 +97,14 @@ class Usage:
         self._rows += rows
         if tokens > rows:
             self._prefill += tokens - plan.counts.count(1)
-        bound = self._bound(plan, rows, tokens)
+        bound = self._bound_now = self._bound(plan, rows, tokens)
         self._bounds_s[bound] = self._bounds_s.get(bound, 0.0) + seconds
+
+    def lengthen(self, seconds: float) -> None:
+        """The step under way takes so much longer than was said."""
+        if seconds:
+            self._busy_s += seconds
+            self._bounds_s[self._bound_now] += seconds
 
     def report(self, seconds: float) -> UsageReport:
         """What was counted, over a span of `seconds`."""

@@ -14,6 +14,7 @@ import typer
 from paceline.app.config import Resolved
 from paceline.app.options import with_settings
 from paceline.errors import ConfigError
+from paceline.measure.options import a_path
 
 if TYPE_CHECKING:
     from paceline.app.calibration_load import Told
@@ -30,7 +31,9 @@ def register(app: typer.Typer) -> None:
 @with_settings("model", "scheduler", "kv", model_argument=True)
 def calibrate(
     resolved: Resolved,
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("calibration.json"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.", parser=a_path, metavar="PATH")] = Path(
+        "calibration.json"
+    ),
     source: Annotated[
         list[str] | None,
         typer.Option(
@@ -44,7 +47,9 @@ def calibrate(
     quick: Annotated[bool, typer.Option("--quick", help=f"{QUICK_S:g} s instead of two minutes: rougher.")] = False,
     seconds: Annotated[float | None, typer.Option("--seconds", help="How long the traffic lasts.")] = None,
     seed: Annotated[int, typer.Option(help="Of the traffic.")] = 0,
-    keep: Annotated[Path | None, typer.Option(help="Keep the server's call log in this folder.")] = None,
+    keep: Annotated[
+        Path | None, typer.Option(help="Keep the server's call log in this folder.", parser=a_path, metavar="PATH")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The calibration on standard output too.")] = False,
 ) -> None:
     """Measure how long this machine's steps take, and what lies between them and a client.
@@ -141,9 +146,22 @@ def show(made: Calibration, out: Path, doubts: list[str]) -> None:
         f"token; back {1e3 * between.after_s:.2f} ms and {1e6 * between.after_row_s:.1f} us for each row before it",
         highlight=False,
     )
+    toll = made.cost.toll
+    console.print(
+        f"a step takes longer by {_range(toll.sent_s, toll.sent_range_s)} for each token that is sent meanwhile, "
+        f"{_range(toll.request_s, toll.request_range_s)} for each request that comes, "
+        f"{_range(toll.prompt_token_s, toll.prompt_token_range_s)} for each token of its prompt",
+        highlight=False,
+    )
     for doubt in doubts:
         console.print(f"[yellow]careful:[/yellow] {doubt}", highlight=False)
     console.print(f"written to {out}", highlight=False, soft_wrap=True)
+
+
+def _range(seconds: float, range_s: tuple[float, float]) -> str:
+    """Microseconds, with where nine in ten fits lie."""
+    low, high = range_s
+    return f"{1e6 * seconds:.0f} us ({1e6 * low:.0f} to {1e6 * high:.0f})"
 
 
 def _words(most: Any) -> str:

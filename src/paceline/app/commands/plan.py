@@ -11,7 +11,7 @@ import typer
 
 from paceline.app.planning import PlanOptions, case_of, catalogue
 from paceline.errors import ConfigError
-from paceline.measure.options import takes
+from paceline.measure.options import a_path, takes
 
 if TYPE_CHECKING:
     from paceline.plan.answer import Answer
@@ -32,7 +32,13 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, in base units.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Write a page with figures (.html), or the figures into a folder."),
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write a page with figures (.html), or the figures into a folder.",
+            parser=a_path,
+            metavar="PATH",
+        ),
     ] = None,
     tables: Annotated[
         bool | None, typer.Option("--tables/--no-tables", help="Print tables too; by default of named questions.")

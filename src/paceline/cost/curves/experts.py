@@ -2,7 +2,10 @@
 
 - The weights of every expert that some token chose are read, whole, at a share of the bandwidth; a batch of a few
   tokens touches nearly as many experts as it has choices, a large one all of them.
-- Each expert's rows are padded to a tile: on average half a tile of wasted arithmetic for each expert touched.
+- Each expert's rows are padded to a tile: on average half a tile for each expert touched. What that costs is loading
+  the tile's share of inputs and weights into the multiprocessor rather than multiplying by nothing: on a chip of the
+  same generation with slower matrix units (an H20) it is as much time, and fewer rows. Half of the smallest tile
+  remains.
 - Loading and multiplying overlap only in part in these kernels (a p-norm between sum and maximum).
 - A tile has to be tuned for the number of experts and their width. Where nobody has (vLLM then says "Using default MoE
   config"), the matrix units do half of what they could, and once the rows of an expert outgrow the cache, less.
@@ -19,6 +22,7 @@ from paceline.cost.curves.timing import NOTHING, KernelTime
 ALIGNED = 16  # numbers that a wide load takes
 STEP = 64  # numbers along the inner dimension that a tile takes at a time
 NUMBER = 2.0  # bytes of an activation
+SMALLEST = 16.0  # rows of the smallest tile
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,19 @@ class ExpertsCurve:
         weight_bytes: float,
         peak: float,
         bandwidth: float,
+        strength: float = 1.0,
     ) -> KernelTime:
-        """`choices` of the tokens for `touched` experts of this chip; `all_choices` also for those elsewhere."""
+        """`choices` of the tokens for `touched` experts of this chip; `all_choices` also for those elsewhere.
+
+        `strength` is the rate of a multiprocessor over that of the chip which the constants were found on.
+        """
         if all_choices <= 0:
             return NOTHING
         numbers = float(matrices * hidden * inter)
         slow = self.unaligned if inter % ALIGNED else 1.0
         share = self.tuned_share if self.tuned else self.default_share
-        compute_s = 2.0 * (choices + touched * self.padding / 2.0) * numbers * slow / (peak * share)
+        padding = max(min(SMALLEST, self.padding), self.padding * min(1.0, strength))
+        compute_s = 2.0 * (choices + touched * padding / 2.0) * numbers * slow / (peak * share)
         if not self.tuned:
             crowd = (choices / max(touched, 1.0) * hidden * NUMBER / self.spill_bytes) ** 2
             compute_s *= 1.0 + self.spill * crowd / (1.0 + crowd)

@@ -48,12 +48,13 @@ class Fleet:
         retry: Retry | None = None,
         overlap_layers: int | None = None,
         timeout_s: float = inf,
+        way_s: Callable[[int], float] | None = None,
         cold: bool = False,
         seed: int = 0,
         on_end: Callable[[Journey], None] | None = None,
     ) -> None:
         """`cold`: members begin with their cold start at 0, instead of being up. A client hangs up `timeout_s` after it
-        sent its request. `on_end` sees each ended request.
+        sent its request, which takes `way_s` of its prompt's tokens to the router. `on_end` sees each ended request.
         """
         _check(members, outages)
         self._timeline = Timeline()
@@ -72,7 +73,7 @@ class Fleet:
         self._journeys: dict[str, Journey] = {}  # under way
         self._stranded: deque[Journey] = deque()  # nobody is up for them
         self._prefilled: deque[Journey] = deque()  # nobody is up to decode them
-        self._timeout_s = timeout_s
+        self._timeout_s, self._way_s = timeout_s, way_s
         self._on_end = on_end
         self._run = FleetRun()
         self._traffic: Traffic | None = None
@@ -108,7 +109,7 @@ class Fleet:
             ledger.check_integrity()
         booked = sum(load.requests for ledger in self._ledgers.values() for load in ledger.loads())
         waiting = len(self._stranded) + len(self._prefilled)
-        assert booked + waiting + self._run.waiting_to_retry == len(self._journeys), "a request is nowhere"
+        assert booked + waiting + self._run.on_way == len(self._journeys), "a request is nowhere"
         for member in self._members.values():
             if member.replica is not None:
                 member.replica.scheduler.check_integrity()
@@ -124,7 +125,10 @@ class Fleet:
             self._run.journeys.append(journey)
         if self._timeout_s < inf:
             self._timeline.at(arrival.sent_s + self._timeout_s, self._give_up, journey)
-        self._place(now_s, journey)
+        if self._way_s is None:
+            self._place(now_s, journey)
+        else:
+            self._send(now_s + self._way_s(len(arrival.spec.prompt)), journey)
 
     def _give_up(self, now_s: float, journey: Journey) -> None:
         """A client hangs up: an engine that has its request is told; on the way, it is dropped where it comes next."""
@@ -239,12 +243,12 @@ class Fleet:
             journeys[answer.request_id].pace = answer.pace
         if turn.events is not None:
             total = 0
-            for request_id, tokens in zip(turn.events.ids, turn.events.tokens, strict=True):
+            for place, (request_id, tokens) in enumerate(zip(turn.events.ids, turn.events.tokens, strict=True)):
                 journey = journeys[request_id]
                 if not journey.here:
                     ledger.started(request_id)
                     self._first_here(journey, member)
-                journey.got(now_s, len(tokens))
+                journey.got(now_s, len(tokens), place)
                 total += len(tokens)
             ledger.grew(member.name, total)
         for rejected in turn.rejected:
@@ -361,11 +365,14 @@ class Fleet:
         if not again:
             self._end(now_s, journey, Outcome.FAILED)
         else:
-            self._run.waiting_to_retry += 1
-            self._timeline.at(now_s + retry.wait_s, self._again, journey)
+            self._send(now_s + retry.wait_s, journey)
 
-    def _again(self, now_s: float, journey: Journey) -> None:
-        self._run.waiting_to_retry -= 1
+    def _send(self, reaches_s: float, journey: Journey) -> None:
+        self._run.on_way += 1
+        self._timeline.at(reaches_s, self._reached, journey)
+
+    def _reached(self, now_s: float, journey: Journey) -> None:
+        self._run.on_way -= 1
         self._place(now_s, journey)
 
     def _close(self, until_s: float) -> None:

@@ -11,6 +11,8 @@ from paceline.core.prefix import chain_root, extend_chain
 from paceline.core.step import Finish, Rejected, RequestSpec
 from paceline.route.policies.base import Ask
 from paceline.simulate.backend import OUTPUT
+from paceline.simulate.overheads import NONE, Overheads
+from paceline.simulate.paced import paced
 from paceline.simulate.traffic import Arrival
 
 BLOCK_TOKENS = 256  # of the prefix blocks that routers and tiers look at, where a trace does not name its own
@@ -37,7 +39,8 @@ class Loss:
 
 @dataclass(slots=True, eq=False)
 class Journey:
-    """A request under way. `token_s[i]` is when its (i+1)-th delivery of tokens came, of `token_counts[i]` tokens.
+    """A request under way. Its (i+1)-th delivery of tokens was made at `token_s[i]`: `token_counts[i]` tokens, in row
+    `token_places[i]` of the step. When a client reads them, `read_s` tells; all other times go by that.
 
     More attributes than a dozen, because it is the one record of a request: whatever a report tells is read off it.
     """
@@ -48,6 +51,7 @@ class Journey:
     sent_s: float = 0.0  # when it went there
     token_s: list[float] = field(default_factory=list)
     token_counts: list[int] = field(default_factory=list)
+    token_places: list[int] = field(default_factory=list)
     losses: list[Loss] = field(default_factory=list)
     outcome: Outcome | None = None  # None: under way
     ended_s: float | None = None
@@ -57,7 +61,7 @@ class Journey:
     reloaded_tokens: int = 0  # of those, fetched from a slower tier
     preemptions: int = 0
     here: int = 0  # tokens it got at the replica where it is now
-    pace: Pace | None = None  # at which its client is shown tokens; `token_s` is when they were made
+    pace: Pace | None = None  # at which its client is shown tokens
     given_up: bool = False  # its client has hung up, and whoever has it next ends it
     transfer_s: float = 0.0  # between prefill and decode: waiting for room, and the wire
 
@@ -67,35 +71,49 @@ class Journey:
 
     @property
     def tokens(self) -> int:
-        """Output tokens that have reached the client."""
+        """Output tokens that were made for it."""
         return sum(self.token_counts)
+
+    def read_s(self, overheads: Overheads = NONE) -> tuple[float, ...]:
+        """When its client read each token, as `Ledger` of a single engine counts."""
+        made = zip(self.token_s, self.token_places, self.token_counts, strict=True)
+        read = tuple(time_s for at_s, place, count in made for time_s in (overheads.read_s(at_s, place),) * count)
+        return read if self.pace is None else paced(read, self.closed_s(overheads), self.pace)
+
+    def closed_s(self, overheads: Overheads = NONE) -> float:
+        """When its client had the last of it; of one under way, of what there is."""
+        end_s = self.token_s[-1] if self.ended_s is None else self.ended_s
+        if not self.token_s:
+            return end_s + overheads.after_s
+        return max(end_s + overheads.after_s, overheads.read_s(self.token_s[-1], self.token_places[-1]))
 
     @property
     def ttft_s(self) -> float | None:
         """From its place on the schedule to its first token; None before there is one."""
-        return self.token_s[0] - self.arrival.at_s if self.token_s else None
+        return self.token_s[0] - self.arrival.at_s if self.token_s else None  # the first is shown at once
 
     @property
     def tpot_s(self) -> float | None:
-        """Mean time of a token after the first; None where there are fewer than two."""
+        """Mean time of a token after the first delivery; None where there are none."""
         later = self.tokens - self.token_counts[0] if self.token_s else 0
-        return (self.token_s[-1] - self.token_s[0]) / later if later else None
+        return (self.read_s()[-1] - self.token_s[0]) / later if later else None
 
     @property
     def e2e_s(self) -> float | None:
         """From its place on the schedule to its last token, for one that was answered."""
-        return self.token_s[-1] - self.arrival.at_s if self.outcome is Outcome.DONE else None
+        return self.read_s()[-1] - self.arrival.at_s if self.outcome is Outcome.DONE else None
 
     def gaps_s(self) -> list[float]:
-        """Times between two deliveries of tokens."""
-        times = self.token_s
+        """Times between two deliveries of tokens, or between two tokens that are shown at a pace."""
+        times = self.token_s if self.pace is None else self.read_s()
         return [after - before for before, after in itertools.pairwise(times)]
 
-    def got(self, now_s: float, tokens: int) -> None:
-        """Tokens reach the client."""
+    def got(self, now_s: float, tokens: int, place: int = 0) -> None:
+        """An engine has made tokens, in that row of its step."""
         assert self.outcome is None, f"{self.request_id} has ended and speaks"
         self.token_s.append(now_s)
         self.token_counts.append(tokens)
+        self.token_places.append(place)
         self.here += tokens
 
     def end(self, outcome: Outcome, now_s: float) -> None:
@@ -109,6 +127,7 @@ class Journey:
         if not resume:
             self.token_s.clear()
             self.token_counts.clear()
+            self.token_places.clear()
 
     def remainder(self, *, first_only: bool = False) -> tuple[RequestSpec, tuple[int, ...] | None]:
         """What is still to be asked, and its answer for `Replica.deliver`: tokens it has are part of the prompt.

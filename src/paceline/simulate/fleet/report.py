@@ -55,7 +55,7 @@ class FleetRun:
     outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     unended: int = 0  # under way when the run was stopped
     lost: int = 0  # tries that died with their engine
-    waiting_to_retry: int = 0
+    on_way: int = 0  # from a client, or a try that was lost, to the router
     outages: int = 0
     prompt_tokens: int = 0  # of requests that are done
     cached_tokens: int = 0  # of those, not computed by the engine that took the prompt, reloaded ones included

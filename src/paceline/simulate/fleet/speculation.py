@@ -18,7 +18,7 @@ from paceline.core.protocols import CostModel
 from paceline.core.shape import StepShape
 from paceline.core.step import StepPlan, StepResult
 from paceline.errors import ConfigError
-from paceline.simulate.backend import OUTPUT, SimulatedBackend, drawn
+from paceline.simulate.backend import OUTPUT, SimulatedBackend
 from paceline.simulate.clock import VirtualClock
 
 
@@ -105,17 +105,14 @@ class SpeculativeBackend(SimulatedBackend):
             limit = min(len(spec.prompt) + spec.sampling.max_tokens, self._max_model_len)
             self._limits[spec.request_id] = (len(spec.prompt), limit)
         shape, drafting, context = self._shape(plan)
-        estimate = self.cost.predict(shape)
-        seconds = estimate.seconds if self._jitter is None else drawn(estimate, self._jitter)
+        seconds = self.alone_s(shape)
         if drafting:
             seconds += self.speculation.draft_s(drafting, context, seconds)
-        seconds *= self.slowdown
-        self.clock.advance(seconds)
         tokens = tuple(
             self._tokens(name, start, count) if samples else ()
             for name, start, count, samples in zip(plan.ids, plan.starts, plan.counts, plan.samples, strict=True)
         )
-        return StepResult(plan.step, tokens, seconds=seconds)
+        return StepResult(plan.step, tokens, seconds=self.let_pass(seconds, tokens))
 
     def _verifies(self, name: str, start: int) -> bool:
         """Whether a row continues an answer: its first token was drafted for. A last piece of a prompt was not."""
