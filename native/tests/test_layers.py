@@ -328,7 +328,7 @@ def test_errors_of_a_call_name_the_argument(random: np.random.Generator) -> None
         ({"keys": [pool[:, :, :1] for pool in problem.keys]}, ValueError, "keys must be contiguous"),
         ({"keys": few, "values": few}, ValueError, "keys has 1 along dimension 2; 2 was expected"),
         ({"keys": shorter, "values": shorter}, ValueError, "keys has 3 along dimension 0"),
-        ({"key_scales": problem.keys}, ValueError, "key_scales is given with int8"),
+        ({"key_scales": [pool[..., 0].copy() for pool in problem.keys]}, ValueError, "key_scales is given with int8"),
         ({"value_scales": []}, ValueError, "value_scales has 0 items; 2 were expected"),
         ({"slots": problem.slots + 10**6}, ValueError, "slot 10.* is outside the pool"),
         ({"tables": problem.tables - 100}, ValueError, "row 0 names block -"),
