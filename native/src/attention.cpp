@@ -25,11 +25,13 @@ struct Decode {
   int64_t partial;  // the number of its partial result, or -1
 };
 
+// Kept by its thread from call to call, so that what it needs is allocated once.
 struct Plan {
   std::vector<AttentionPiece> chunks;
   std::vector<Decode> decodes;
   std::vector<Merge> merges;
-  int64_t partials = 0, partial_floats = 0;
+  int64_t partials, partial_floats;
+  Scratch partial_results;
 };
 
 // How decodes are cut: into key heads and spans of keys, no more than keeps every thread busy.
@@ -62,8 +64,11 @@ void plan_decode(const AttentionPiece& whole, int64_t span, Plan& plan) {
   }
 }
 
-Plan make_plan(const AttentionJob& job, const AttentionRows& rows, int threads) {
-  Plan plan;
+void make_plan(const AttentionJob& job, const AttentionRows& rows, int threads, Plan& plan) {
+  plan.chunks.clear();
+  plan.decodes.clear();
+  plan.merges.clear();
+  plan.partials = 0;
   const Cut cut = decode_cut(job, rows, threads);
   const int64_t queries = std::max<int64_t>(1, kColumns / job.group);
   plan.partial_floats = cut.kv_heads * job.group * (2 + job.pool.v_dim);
@@ -88,21 +93,22 @@ Plan make_plan(const AttentionJob& job, const AttentionRows& rows, int threads) 
     }
   }
   // The longest first: what is left at the end is then short.
-  std::stable_sort(plan.chunks.begin(), plan.chunks.end(), [](const AttentionPiece& a, const AttentionPiece& b) {
+  std::sort(plan.chunks.begin(), plan.chunks.end(), [](const AttentionPiece& a, const AttentionPiece& b) {
     return a.count * (a.key_high - a.key_low) > b.count * (b.key_high - b.key_low);
   });
-  return plan;
 }
 
 }  // namespace
 
 void attend(const AttentionJob& job, const AttentionRows& rows) {
   const Kernels& isa = kernels();
-  Plan plan = make_plan(job, rows, pool_threads());
+  static thread_local Plan kept;
+  Plan& plan = kept;  // what other threads see of it, too
+  make_plan(job, rows, pool_threads(), plan);
   const int64_t partial_floats = plan.partial_floats;
-  std::vector<float> partials(static_cast<size_t>(plan.partials * partial_floats));
+  float* const partials = plan.partial_results.floats(plan.partials * partial_floats);
   for (Decode& decode : plan.decodes) {
-    if (decode.partial >= 0) decode.piece.partial = partials.data() + decode.partial * partial_floats;
+    if (decode.partial >= 0) decode.piece.partial = partials + decode.partial * partial_floats;
   }
   const int64_t most_queries = std::max<int64_t>(1, kColumns / job.group);
   const int64_t scratch = isa.attention_scratch(job, most_queries);
@@ -115,7 +121,7 @@ void attend(const AttentionJob& job, const AttentionRows& rows) {
     }
   });
   for (const Merge& merge : plan.merges) {
-    isa.merge_decode(job, merge.whole, partials.data() + merge.first * partial_floats, merge.count);
+    isa.merge_decode(job, merge.whole, partials + merge.first * partial_floats, merge.count);
   }
 }
 

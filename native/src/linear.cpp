@@ -23,8 +23,9 @@ constexpr int64_t kMostInputs = 65536;
 // all weights are read once a tile, so it has a few blocks even where those are large.
 constexpr int64_t kTileBytes = 256 * 1024;
 constexpr int64_t kLeastTileBlocks = 8;
-// Below this many multiplications a job is not worth waking a thread for.
+// Below this many multiplications a job is not worth waking a thread for, nor is laying out so few activations.
 constexpr int64_t kWorthSharing = 64 * 1024;
+constexpr int64_t kWorthSharedPreparing = 8 * 1024;
 constexpr int64_t kItemsPerThread = 8;
 constexpr size_t kHugePage = size_t{2} << 20;
 
@@ -328,7 +329,7 @@ void PackedLinear::apply(const LinearCall& call) const {
     if (norm.weight) kernels_->rms_norm(norm, block * job.rows / job.blocks, (block + 1) * job.rows / job.blocks);
     kernels_->prepare(job, block);
   };
-  if (threads == 1 || call.rows * depth_ < kWorthSharing) {
+  if (threads == 1 || call.rows * depth_ < kWorthSharedPreparing) {
     for (int64_t b = 0; b < job.blocks; ++b) prepare(b);
   } else {
     parallel(job.blocks, prepare);

@@ -49,7 +49,7 @@ int pool_threads();
 // work; few of them stay on the calling thread, as waking another would take longer.
 template <class Function>
 void over_rows(int64_t rows, int64_t columns, const Function& function) {
-  constexpr int64_t kWorthSharing = 32 * 1024, kPiecesPerThread = 4;
+  constexpr int64_t kWorthSharing = 8 * 1024, kPiecesPerThread = 4;
   if (rows == 0) return;
   const int64_t pieces =
       rows * columns < kWorthSharing ? 1 : std::min<int64_t>(rows, kPiecesPerThread * pool_threads());

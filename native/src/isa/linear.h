@@ -13,12 +13,12 @@ void finish(const LinearJob& job, const float* tile, const float* up, Block bloc
     float* y = job.y + (block.low + r) * job.y_stride;
     const float* residual = job.residual ? job.residual + (block.low + r) * job.residual_stride : nullptr;
     for (Index v = 0; v < kPanel && column + v < job.outputs; v += kWidth) {
-      const Mask inside = first(job.outputs - column - v);
+      const Index inside = job.outputs - column - v;
       const Index at = r * kPanel + v;
       Floats value = activate(with_bias(job, tile, at, panel * kPanel + v), job.activation);
       if (up) value = mul(value, with_bias(job, up, at, (panel + 1) * kPanel + v));
-      if (residual) value = add(value, load(residual + column + v, inside));
-      store(y + column + v, value, inside);
+      if (residual) value = add(value, load_first(residual + column + v, inside));
+      store_first(y + column + v, value, inside);
     }
   }
 }

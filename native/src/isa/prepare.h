@@ -64,7 +64,7 @@ PACELINE_INLINE int32_t largest_bits(const float* x, Index count) {
   const Ints magnitude = all_ints(0x7fffffff);
   Ints most = no_ints();
   for (Index k = 0; k < count; k += kWidth) {
-    const Floats v = load(x + k, first(count - k));
+    const Floats v = load_first(x + k, count - k);
 #if defined(__AVX512F__)
     most = _mm512_max_epi32(most, _mm512_and_si512(_mm512_castps_si512(v), magnitude));
 #else

@@ -10,8 +10,8 @@ void rms_norm(const RowsJob& job, int64_t low, int64_t high) {
     if (job.residual) {
       float* total = job.residual + row * job.residual_stride;
       for (Index c = 0; c < job.columns; c += kWidth) {
-        const Mask inside = first(job.columns - c);
-        store(total + c, add(load(total + c, inside), load(x + c, inside)), inside);
+        const Index inside = job.columns - c;
+        store_first(total + c, add(load_first(total + c, inside), load_first(x + c, inside)), inside);
       }
       x = total;
     }
@@ -23,14 +23,14 @@ void rms_norm(const RowsJob& job, int64_t low, int64_t high) {
       odd = fma(b, b, odd);
     }
     for (; c < job.columns; c += kWidth) {
-      const Floats a = load(x + c, first(job.columns - c));
+      const Floats a = load_first(x + c, job.columns - c);
       even = fma(a, a, even);
     }
     const float mean = sum(add(even, odd)) / static_cast<float>(job.columns);
     const Floats factor = all(1.0f / __builtin_sqrtf(mean + job.eps));
     for (c = 0; c < job.columns; c += kWidth) {
-      const Mask inside = first(job.columns - c);
-      store(y + c, mul(mul(load(x + c, inside), factor), load(weight + c, inside)), inside);
+      const Index inside = job.columns - c;
+      store_first(y + c, mul(mul(load_first(x + c, inside), factor), load_first(weight + c, inside)), inside);
     }
   }
 }
@@ -41,9 +41,9 @@ void gate(const RowsJob& job, Activation activation, int64_t low, int64_t high) 
     const float* x = job.x + row * job.x_stride;
     float* y = job.y + row * job.y_stride;
     for (Index c = 0; c < job.columns; c += kWidth) {
-      const Mask inside = first(job.columns - c);
-      const Floats gated = activate(load(x + c, inside), activation);
-      store(y + c, mul(gated, load(x + job.columns + c, inside)), inside);
+      const Index inside = job.columns - c;
+      const Floats gated = activate(load_first(x + c, inside), activation);
+      store_first(y + c, mul(gated, load_first(x + job.columns + c, inside)), inside);
     }
   }
 }
@@ -57,12 +57,13 @@ void rope(const RopeJob& job, int64_t low, int64_t high) {
     for (Index head = 0; head < job.heads; ++head) {
       float* x = job.x + row * job.x_stride + head * job.head_dim;
       for (Index i = 0; i < half; i += kWidth) {
-        const Mask inside = first(half - i);
-        const Floats a = load(x + i, inside), b = load(x + half + i, inside);
-        const Floats turned_a = fnma(b, load(sine + i, inside), mul(a, load(cosine + i, inside)));
-        const Floats turned_b = fma(a, load(sine + half + i, inside), mul(b, load(cosine + half + i, inside)));
-        store(x + i, turned_a, inside);
-        store(x + half + i, turned_b, inside);
+        const Index inside = half - i;
+        const Floats a = load_first(x + i, inside), b = load_first(x + half + i, inside);
+        const Floats turned_a = fnma(b, load_first(sine + i, inside), mul(a, load_first(cosine + i, inside)));
+        const Floats turned_b =
+            fma(a, load_first(sine + half + i, inside), mul(b, load_first(cosine + half + i, inside)));
+        store_first(x + i, turned_a, inside);
+        store_first(x + half + i, turned_b, inside);
       }
     }
   }
