@@ -80,7 +80,7 @@ PACELINE_INLINE float narrow_row(const float* x, Index count, int8_t* to) {
   const Quantizer found = quantizer(largest_bits(x, count));
   int8_t bytes[16];
   for (Index d = 0; d < count; d += kWidth) {
-    quantize_vector(x + d, first(count - d), all(found.inverse), bytes);
+    quantize_vector(x + d, count - d, all(found.inverse), bytes);
     __builtin_memcpy(to + d, bytes, static_cast<size_t>(count - d < kWidth ? count - d : kWidth));
   }
   return found.scale;

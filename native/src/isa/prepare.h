@@ -91,9 +91,9 @@ PACELINE_INLINE Quantizer quantizer(int32_t bits) {
   return {largest / 127.0f, 127.0f / largest};
 }
 
-// kWidth activations as bytes, rounded half to even; returns them as integers too.
-PACELINE_INLINE Ints quantize_vector(const float* x, Mask m, Floats inverse, int8_t* out) {
-  const Ints q = to_ints(mul(load(x, m), inverse));
+// The first `count` activations of kWidth as bytes, the rest 0, rounded half to even; returns them as integers too.
+PACELINE_INLINE Ints quantize_vector(const float* x, Index count, Floats inverse, int8_t* out) {
+  const Ints q = to_ints(mul(load_first(x, count), inverse));
 #if defined(__AVX512F__)
   _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(q));
 #else
@@ -112,7 +112,7 @@ PACELINE_INLINE int32_t quantize_span(const float* x, Index low, Index high, Ind
   Ints total = no_ints();
   for (Index k = low; k < high; k += kWidth) {
     const Index inside = (high < in_features ? high : in_features) - k;
-    total = add_ints(total, quantize_vector(x + k, first(inside > 0 ? inside : 0), all(inverse), bytes));
+    total = add_ints(total, quantize_vector(x + k, inside > 0 ? inside : 0, all(inverse), bytes));
     const Index units = (high - k < kWidth ? high - k : kWidth) / 4;
     for (Index u = 0; u < units; ++u) __builtin_memcpy(out + (k / 4 + u) * rows * 4, bytes + u * 4, 4);
   }
