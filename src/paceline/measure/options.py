@@ -22,9 +22,9 @@ DEFAULT_DURATION_S = 60.0
 _LOAD, _PROMPTS, _TARGET, _CLIENT, _JUDGE = "Load", "Prompts", "Target", "Client", "Judging and output"
 
 
-def a_path(text: str) -> Path:
+def a_path(text: str | Path) -> Path:
     """A path as a person gives it. An empty one, of a variable that is not set, would be the current folder."""
-    if not text.strip():
+    if not str(text).strip():
         raise typer.BadParameter("the path is empty")
     return Path(text)
 
