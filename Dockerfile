@@ -1,11 +1,24 @@
 # docker build -t paceline . && docker run -p 127.0.0.1:8000:8000 -v paceline:/var/cache/paceline paceline
+FROM python:3.13-slim AS native
+
+# The native kernels need a compiler, which the image itself can do without.
+RUN apt-get update -qq && apt-get install -qq -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /build
+COPY constraints.txt ./
+RUN pip install --no-cache-dir --constraint constraints.txt cmake nanobind ninja scikit-build-core
+COPY native native
+# An empty folder where there are no kernels for this processor.
+RUN mkdir wheels && if [ "$(uname -m)" = x86_64 ]; then pip wheel --no-build-isolation --no-deps -w wheels ./native; fi
+
 FROM python:3.13-slim
 
 # The pinned dependencies first: they change less often than the code.
 WORKDIR /opt/paceline
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
-RUN python -m venv .venv && .venv/bin/pip install --no-cache-dir --constraint constraints.txt .
+COPY --from=native /build/wheels wheels
+RUN python -m venv .venv \
+    && .venv/bin/pip install --no-cache-dir --constraint constraints.txt . $(find wheels -name '*.whl')
 
 RUN useradd --system --home-dir /var/cache/paceline --create-home paceline
 USER paceline

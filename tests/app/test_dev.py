@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_help_names_every_verb() -> None:
     for arguments in ((), ("help",), ("--help",)):
         done = dev(*arguments)
         assert done.returncode == 0
-        assert all(verb in done.stdout for verb in ("setup", "serve", "test [--all]", "help"))
+        assert all(verb in done.stdout for verb in ("setup", "serve", "test [--all]", "sanitize", "help"))
 
 
 def test_an_unknown_verb_is_refused() -> None:
@@ -60,6 +61,25 @@ def test_an_unknown_verb_is_refused() -> None:
 def test_a_python_that_does_not_do_is_refused(python: str) -> None:
     done = dev("setup", PYTHON=python)
     assert (done.returncode, done.stderr) == (1, f"dev: PYTHON={python} is no Python >= 3.11 that runs\n")
+
+
+# A part that builds without a compiler, unless its source says otherwise.
+NATIVE_PYPROJECT = PYPROJECT.replace('"nothing"', '"paceline-native"')
+NATIVE_BACKEND = '''\
+import os, pathlib, zipfile
+
+def build_wheel(folder, config_settings=None, metadata_directory=None):
+    """One wheel with metadata alone."""
+    print(f"CXX is {os.environ['CXX']}")
+    assert "broken" not in pathlib.Path("src/kernel.cpp").read_text(), "does not compile"
+    name = "paceline_native-1-py3-none-any.whl"
+    with zipfile.ZipFile(f"{folder}/{name}", "w") as wheel:
+        info = "paceline_native-1.dist-info"
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\\nName: paceline-native\\nVersion: 1\\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\\nRoot-Is-Purelib: true\\nTag: py3-none-any\\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return name
+'''
 
 
 @pytest.fixture
@@ -112,3 +132,66 @@ def test_a_failed_install_fails_setup_and_is_tried_again(project: Path) -> None:
     assert "ready" not in done.stderr
     (project / "backend.py").write_text(backend)
     assert "installing" in set_up(project)
+
+
+@pytest.fixture
+def kernel(project: Path) -> Path:
+    """Gives the project a native part; its one source file."""
+    native = project / "native"
+    (native / "src").mkdir(parents=True)
+    (native / "paceline_native").mkdir()
+    (native / "CMakeLists.txt").write_text("")
+    (native / "pyproject.toml").write_text(NATIVE_PYPROJECT)
+    (native / "backend.py").write_text(NATIVE_BACKEND)
+    source = native / "src" / "kernel.cpp"
+    source.write_text("fine")
+    return source
+
+
+def compiler(folder: Path, name: str, exit_code: int) -> str:
+    """A compiler that finds all programs right, or none."""
+    path = folder / name
+    path.write_text(f"#!/bin/sh\nexit {exit_code}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.system() + platform.machine() != "Linuxx86_64", reason="kernels are for x86-64 Linux")
+def test_native_kernels_are_built_where_they_can_be_and_only_then(project: Path, kernel: Path, tmp_path: Path) -> None:
+    good, old = compiler(tmp_path, "new-g++", 0), compiler(tmp_path, "old-g++", 1)
+
+    def said(**env: str) -> tuple[str, bool]:
+        """What setup says of the kernels, and whether they are there then."""
+        done = dev("setup", folder=project, PIP_NO_INDEX="1", **env)
+        assert done.returncode == 0, done.stderr
+        lines = [line for line in done.stderr.splitlines() if "native" in line]
+        assert len(lines) <= 2
+        there = bool(list(project.glob(".venv/lib/python3*/site-packages/paceline_native-1.dist-info")))
+        return "; ".join(lines), there
+
+    # Without a compiler one line says how to get them, once.
+    text, there = said(CXX=old)
+    assert ("no native kernels: they need g++ 12" in text, there) == (True, False)
+    assert said(CXX=old) == ("", False)
+
+    # With one they are built, and built again when their source changes. The rest stays.
+    text, there = said(CXX=f"{good} -pipe")
+    assert ("building the native kernels" in text, there) == (True, True)
+    assert f"CXX is {good} -pipe" in (project / ".venv/native-build.log").read_text()
+    assert said(CXX=f"{good} -pipe") == ("", True)
+    kernel.write_text("fine too")
+    done = dev("setup", folder=project, PIP_NO_INDEX="1", CXX=good)
+    assert ("building the native kernels" in done.stderr, "installing" in done.stderr) == (True, False)
+
+    # A build that fails ends nothing, takes the older one away, and is tried again.
+    kernel.write_text("broken")
+    for _ in range(2):
+        text, there = said(CXX=good)
+        assert ("did not build, see .venv/native-build.log" in text, there) == (True, False)
+    assert "does not compile" in (project / ".venv/native-build.log").read_text()
+    kernel.write_text("fine")
+    assert said(CXX=good)[1]
+
+    # Switched off, they go.
+    assert said(CXX=good, PACELINE_NATIVE="0") == ("", False)
