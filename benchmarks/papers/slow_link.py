@@ -32,7 +32,7 @@ WORKLOAD, LAYERS = WORKLOADS[3], 64
 
 def rate_over(link: LinkSpec, layers: int | None, pairs: list[Length], seed: int, tolerance: float) -> float:
     """Goodput per GPU with the two engines joined by this link."""
-    members, gpus = disaggregated(WORKLOAD, DISTSERVE.factors(), link)
+    members, gpus = disaggregated(WORKLOAD, DISTSERVE, link)
 
     def holds(rate: float) -> bool:
         arrivals = requests(poisson(rate * gpus, len(pairs), seed), pairs)
@@ -52,7 +52,7 @@ def main() -> int:
     pairs = lengths(WORKLOAD, count, args.seed)
     kv_bytes = sum(prompt for prompt, _ in pairs) / count * find_model(WORKLOAD.model).kv_bytes_per_token("bf16")
     paper.setting("KV of a mean prompt", f"{kv_bytes / 1e9:.1f} GB")
-    alone = goodput(*colocated(WORKLOAD, VLLM.factors()), WORKLOAD, count, args.seed, tolerance)
+    alone = goodput(*colocated(WORKLOAD, VLLM), WORKLOAD, count, args.seed, tolerance)
     best = rate_over(NVLINK, LAYERS, pairs, args.seed, tolerance)
     paper.row("one engine for both", None, alone, "req/s/GPU")
     paper.row("apart, NVLink", None, best, "req/s/GPU")

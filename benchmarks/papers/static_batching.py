@@ -3,10 +3,12 @@
     python benchmarks/papers/static_batching.py [--quick] [--json FILE]
 
 Anyscale (2023): OPT-13B on one A100-40GB, a burst of 1,000 requests of 512 prompt tokens, outputs drawn from an
-exponential of mean 128 and kept up to 32, 128, 512 or 1,536. At 1,536, naive static batching makes 81 tokens/s,
-continuous batching eight times, vLLM (which reserves no memory for what is not generated yet) 23 times as many, about
-1,900. A static batch runs until its longest member has ended, so with equal lengths the gain of iteration-level
-batching disappears: what is to be reproduced is the trend.
+exponential of mean 128 and kept up to 32, 128, 512 or 1,536. At 1,536, naive static batching (the pipeline of Hugging
+Face) makes 81 tokens/s, static batching with kernels of its time (FasterTransformer) four times as many, continuous
+batching eight times, vLLM (which reserves no memory for what is not generated yet) 23 times, about 1,900. Our policies
+share their kernels, so our static batching is to be held against FasterTransformer's. A static batch runs until its
+longest member has ended, so with equal lengths the gain of iteration-level batching disappears: what is to be
+reproduced is the trend.
 
 1,900 tokens/s must be prompts and outputs together. As outputs alone they would need 14.8 prompts of 512 tokens a
 second, 197 TFLOP/s of prefill or 63 % of the chip before a single decode, and three times the memory for KV that 40 GB
@@ -29,7 +31,8 @@ from paceline.simulate.fleet.report import FleetRun
 
 CAPS = (32, 128, 512, 1536)
 PROMPT, MEAN = 512, 128.0
-PUBLISHED = {"static": 81.0, "orca": 8 * 81.0, "decode_first": 1900.0}  # prompt and output tokens/s at a cap of 1,536
+NAIVE = 81.0  # tokens/s, prompts and outputs, at a cap of 1,536
+PUBLISHED = {"static": 4 * NAIVE, "orca": 8 * NAIVE, "decode_first": 1900.0}
 # The memory that the paper's framework leaves for KV on 40 GB beside 26 GB of weights (vLLM's own Table 1: 12 GB).
 ENGINE = Engine("opt-13b", "a100-40", kv_tokens=15_700, max_model_len=2048, budget=2560)
 
@@ -74,18 +77,19 @@ def main() -> int:
                 within=0.35 if wide and policy == "decode_first" else None,
             )
         gains[cap] = rates["decode_first"] / rates["static"]
-        paper.row(f"cap {cap}: decode_first over static", 23.0 if cap == CAPS[-1] else None, gains[cap], "x")
+        gain = PUBLISHED["decode_first"] / PUBLISHED["static"] if cap == CAPS[-1] else None
+        paper.row(f"cap {cap}: decode_first over static", gain, gains[cap], "x", within=gain and 0.35)
     equal = [(PROMPT, round(MEAN))] * count
     level = burst("static", equal, round(MEAN)).end_s / burst("orca", equal, round(MEAN)).end_s
     paper.row("equal lengths: orca over static", "~1", level, "x", holds=0.8 <= level <= 1.3)
     rising = all(gains[low] < gains[high] for low, high in itertools.pairwise(CAPS))
     paper.row("gain grows with the spread of lengths", "yes", "yes" if rising else "no", holds=rising)
     paper.note(
-        f"At 1,536 ours is {gains[1536]:.1f}x instead of 23x, and nearly all of the difference is in the static row. "
-        "Our static policy runs the same paged kernels and step times as the others and wastes only the slots of those "
-        "who have ended. The paper's is the pipeline of Hugging Face, which also computes padding for them, keeps "
-        "caches in one piece that is copied as it grows, and reaches a fraction of the bandwidth: a factor of an "
-        f"implementation ({rates['static'] / PUBLISHED['static']:.0f} here), which no scheduler contains."
+        f"At 1,536 ours is {gains[1536]:.1f}x where the paper has {gain:.1f}x over FasterTransformer and 23x over the "
+        "pipeline of Hugging Face. Our static policy runs the same paged kernels and step times as the others and "
+        "wastes only the slots of those who have ended. That pipeline also computes padding for them, keeps caches in "
+        "one piece that is copied as it grows, and reaches a fraction of the bandwidth: a factor of an implementation "
+        f"({rates['static'] / NAIVE:.0f} here), which no scheduler contains."
     )
     return paper.finish()
 
