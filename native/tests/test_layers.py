@@ -13,7 +13,7 @@ import paceline_native as native
 import pytest
 from conftest import as_argument, astray, floats
 from paceline_native.contracts import CACHE_KINDS, KINDS, dequantized_rows, stored
-from paceline_native.layer_contract import (
+from paceline_native.contracts_layer import (
     DECODER_LAYER,
     LAYER_CASES,
     LayerCase,
