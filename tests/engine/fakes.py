@@ -89,6 +89,7 @@ def make_info(scheduler: Scheduler) -> EngineInfo:
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         dtype="none",
+        kv_dtype="none",
         device="cpu",
         weights_bytes=0,
         kv_bytes=0,

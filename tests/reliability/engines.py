@@ -96,6 +96,7 @@ def make_engine(config: dict[str, Any], report_stage: StageReporter) -> EnginePa
         block_size=16,
         num_blocks=fake.num_blocks,
         dtype="none",
+        kv_dtype="none",
         device="cpu",
         weights_bytes=0,
         kv_bytes=0,

@@ -24,6 +24,7 @@ from paceline.runtime.formats.folder import read_config
 from paceline.runtime.formats.gguf_file import GGUFFile
 from paceline.runtime.formats.safetensors import SINGLE, SafetensorsWeights
 from paceline.runtime.formats.weights import expected_shapes
+from paceline.runtime.kernels.kvpool import KV_DTYPES
 from paceline.runtime.load import load_model
 from tests.runtime.gguf_files import encode, reference_model, write_gguf
 
@@ -76,6 +77,22 @@ def test_what_a_native_model_reports(folder: Path) -> None:
     fractions = [done for stage, done in told if stage == "read"]
     assert fractions == sorted(set(fractions))
     assert fractions[-1] == 1.0
+
+
+def test_the_type_of_the_cache_is_a_choice_of_its_own(folder: Path) -> None:
+    found = {name: load_model(folder, kv_dtype=name).info for name in ("auto", *KV_DTYPES)}
+    assert {info.dtype for info in found.values()} == {"float32"}
+    assert {name: (info.kv_dtype, info.kv_bytes_per_token) for name, info in found.items()} == {
+        "auto": ("float32", 2 * 2 * (8 + 8) * 4),
+        "float32": ("float32", 2 * 2 * (8 + 8) * 4),
+        "bfloat16": ("bfloat16", 2 * 2 * (8 + 8) * 2),
+        "float16": ("float16", 2 * 2 * (8 + 8) * 2),
+        "int8": ("int8", 2 * 2 * (8 + 8 + 2 * 4)),  # with a float32 scale for keys and one for values
+    }
+    info = load_model(folder, dtype="bfloat16").info
+    assert (info.dtype, info.kv_dtype) == ("bfloat16", "bfloat16")
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype 'int4' is not one of auto, float32, bfloat16"):
+        load_model(folder, kv_dtype="int4")
 
 
 @pytest.mark.parametrize("family", ["Llama", "Mistral", "Qwen2", "Qwen3", "Mixtral", "Qwen3Moe"])
@@ -135,6 +152,9 @@ def test_a_namespace_follows_the_content(folder: Path, tmp_path_factory: pytest.
         return fresh
 
     assert is_new(dtype="bfloat16")
+    assert is_new(kv_dtype="bfloat16")
+    assert is_new(kv_dtype="int8")
+    assert not is_new(kv_dtype="float32")  # which it is without
     assert is_new(max_model_len=64)
     stat = (folder / SINGLE).stat()
     with (folder / SINGLE).open("r+b") as file:

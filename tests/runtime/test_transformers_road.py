@@ -90,13 +90,22 @@ def tiny(name: str, folder: Path, **changes: Any) -> Any:
     return model
 
 
-def paged_logits(loaded: LoadedModel, texts: list[list[int]], seed: int, block_size: int = 4) -> list[torch.Tensor]:
-    """Logits of every position of every text, computed in random chunks, in random mixes, over scattered blocks."""
+def paged_logits(
+    loaded: LoadedModel,
+    texts: list[list[int]],
+    seed: int,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+) -> list[torch.Tensor]:
+    """Logits of every position of every text, computed in random chunks, in random mixes, over scattered blocks.
+
+    `dtype` is the pool's.
+    """
     random = Random(seed)
     per_text = [-(-len(text) // block_size) for text in texts]
     blocks = list(range(sum(per_text)))
     random.shuffle(blocks)
-    pool = KVPool(loaded.model.kv_specs, len(blocks), block_size)
+    pool = KVPool(loaded.model.kv_specs, len(blocks), block_size, dtype=dtype)
     tables = [[blocks.pop() for _ in range(count)] for count in per_text]
     done = [0] * len(texts)
     pieces: list[list[torch.Tensor]] = [[] for _ in texts]
@@ -219,6 +228,21 @@ def test_a_step_without_logits(tmp_path: Path) -> None:
     batch = batch_of([[1, 2, 3]], [0], [[0]], block_size=4, scratch_block=pool.scratch_block)
     with torch.inference_mode():
         assert loaded.model.forward(replace(batch, logit_rows=batch.logit_rows[:0]), pool).shape == (0, VOCAB)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8], ids=str)
+def test_a_cache_of_fewer_bits(tmp_path: Path, dtype: torch.dtype) -> None:
+    """How prompts are cut and mixed changes nothing; rounding keys and values changes logits a little."""
+    tiny("Gemma2", tmp_path)
+    loaded = load_model(tmp_path)
+    texts = [list(range(1, 30)), list(range(40, 53))]
+    exact, first, second = (
+        torch.cat(paged_logits(loaded, texts, seed, dtype=kept))
+        for seed, kept in ((0, torch.float32), (0, dtype), (1, dtype))
+    )
+    torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
+    likeness = torch.nn.functional.cosine_similarity(exact, first).min().item()
+    assert 0.99 < likeness < 1 - 1e-7
 
 
 def test_bfloat16_runs(tmp_path: Path) -> None:

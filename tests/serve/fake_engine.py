@@ -123,6 +123,7 @@ class FakeEngine:
             block_size=16,
             num_blocks=settings["num_blocks"],
             dtype="none",
+            kv_dtype="none",
             device="cpu",
             weights_bytes=0,
             kv_bytes=0,

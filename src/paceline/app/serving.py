@@ -138,6 +138,7 @@ class Front:
             "architecture": info.architecture,
             "road": info.road,
             "dtype": info.dtype,
+            "kv_dtype": info.kv_dtype,
             "kernels": info.kernels,
             "quantization": info.quantization,
             "device": info.device,
@@ -152,7 +153,8 @@ class Front:
         print(
             f"ready in {seconds:.1f} s: {info.architecture} ({info.road}), {held} on {info.device} by {info.kernels} "
             f"kernels, context "
-            f"{info.max_model_len} tokens, KV cache {facts['kv_gib']:.2f} GiB for {facts['kv_tokens']} tokens",
+            f"{info.max_model_len} tokens, KV cache {facts['kv_gib']:.2f} GiB in {info.kv_dtype} for "
+            f"{facts['kv_tokens']} tokens",
             file=sys.stderr,
         )
         print(f"\nServing on {url}. Try:\n\n{curl_line(url, info, self._settings)}\n", flush=True)

@@ -33,7 +33,7 @@ class ModelSettings:
         DEFAULT_MODEL, text, "a known name, a .gguf file, a folder in Hugging Face layout, or a hub id"
     )
     served_names: tuple[str, ...] = setting((), texts, "what clients call it, the first is shown; its own name if none")
-    dtype: str = setting("auto", choice("auto", "float32", "bfloat16", "float16"), "of weights, arithmetic and KV")
+    dtype: str = setting("auto", choice("auto", "float32", "bfloat16", "float16"), "of weights and arithmetic")
     quantization: str = setting(
         "none",
         choice("none", "int8", "int4", "int4-g64", "int4-g128"),
@@ -69,6 +69,11 @@ class KVSettings:
     """Memory for keys and values."""
 
     block_size: int = setting(16, whole(1, 256), "tokens in a KV block")
+    kv_cache_dtype: str = setting(
+        "auto",
+        choice("auto", "float32", "bfloat16", "float16", "int8"),
+        "what keys and values are kept in, whatever the weights are in; auto is dtype",
+    )
     kv_gib: float | None = setting(None, number(0), "size of the KV pool in GiB; wins over kv_share")
     kv_share: float | None = setting(
         None,

@@ -46,11 +46,12 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer_dir: str  # a folder that text.Tokenizer.from_dir reads
     block_size: int  # tokens
     num_blocks: int
-    dtype: str
+    dtype: str  # of weights and arithmetic
+    kv_dtype: str  # of cached keys and values
     device: str
     weights_bytes: int
     kv_bytes: int
-    namespace: str  # hex digest of weights, tokenizer, dtype and layout: who may share KV
+    namespace: str  # hex digest of weights, tokenizer, types and layout: who may share KV
     kernels: str = "torch"  # or "native"
     quantization: str = "none"  # of the weights
     stages: tuple[Stage, ...] = ()  # filled in by the engine process

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.step import Admission, StepPlan, StepResult, TokenLogprob
 from paceline.errors import EngineError
 from paceline.runtime.batch import RaggedBatch, build_batch
-from paceline.runtime.kernels.kvpool import KVPool
+from paceline.runtime.kernels.kvpool import KV_DTYPES, KVPool
 from paceline.runtime.load import LoadedModel
 from paceline.runtime.logprobs import token_logprobs
 from paceline.runtime.sampling import SamplerState, sample
@@ -52,7 +52,7 @@ class ModelBackend:
         self.info = loaded.info
         self._model = loaded.model
         self._device = torch.device(loaded.info.device)
-        dtype: torch.dtype = getattr(torch, loaded.info.dtype)
+        dtype = KV_DTYPES[loaded.info.kv_dtype]
         self.pool = KVPool(self._model.kv_specs, num_blocks, block_size, device=self._device, dtype=dtype)
         self._sequences: dict[str, _Sequence] = {}
         self._table = SequenceTable(self.pool.scratch_block, block_size)

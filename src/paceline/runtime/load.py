@@ -49,12 +49,13 @@ class ModelInfo:
     num_layers: int  # layers that cache
     kv_bytes_per_token: int
     eos_token_ids: tuple[int, ...]
-    dtype: str  # "float32", "float16" or "bfloat16"; of weights and cache
+    dtype: str  # "float32", "float16" or "bfloat16"; of weights and arithmetic
+    kv_dtype: str  # of cached keys and values: a key of kernels.kvpool.KV_DTYPES
     device: str
     kernels: str  # "native" or "torch": what computes on it
     quantization: str  # of the weights: "none" or a key of layers.native.QUANTIZATIONS
     weights_bytes: int
-    namespace: str  # hex digest of weights, tokenizer, dtype and layout; equal only if KV may be shared
+    namespace: str  # hex digest of weights, tokenizer, types and layout; equal only if KV may be shared
     notes: tuple[str, ...] = ()  # what a person should know, one sentence each
 
 
@@ -84,6 +85,7 @@ def load_model(
     *,
     device: str = "auto",
     dtype: str = "auto",
+    kv_dtype: str = "auto",
     kernels: str = "auto",
     quantization: str = "none",
     max_model_len: int | None = None,
@@ -94,6 +96,7 @@ def load_model(
 
     device         "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one
     dtype          "float32", "float16" or "bfloat16"; "auto" is float32 on a CPU, else what the checkpoint names
+    kv_dtype       what keys and values are cached in, a key of `kernels.kvpool.KV_DTYPES`; "auto" is dtype
     kernels        "native" are those of the distribution paceline-native, for CPUs; "torch" runs everywhere; "auto" is
                    native where that can be
     quantization   "none", or what the native kernels keep weights in, a key of `layers.native.QUANTIZATIONS`
@@ -102,7 +105,7 @@ def load_model(
     progress       told how far each stage is
 
     Raises ModelNotFound, CorruptModel or UnsupportedModel with one line that says what is wrong, and ConfigError for
-    a device, dtype, kernels, quantization or length that cannot be honoured.
+    a device, type, kernels, quantization or length that cannot be honoured.
     """
     source = Path(path)
     report = progress or _silent
@@ -112,7 +115,7 @@ def load_model(
         digest = pool.submit(files_digest, files, cache_dir)
         raw = {} if source.is_file() else read_config(source)
         named = raw.get("dtype") or raw.get("torch_dtype")
-        making = choose(device, dtype, kernels, quantization, named)
+        making = choose(device, dtype, kernels, quantization, named, kv_dtype)
         load = _load_gguf if source.is_file() else _load_folder
         built = load(source, raw, making, max_model_len, report)
         content = digest.result()
@@ -273,10 +276,10 @@ class _Tracked(CheckpointWeights):
 
 def _info(source: Path, built: _Built, making: Making, content: str) -> ModelInfo:
     specs: Sequence[Any] = built.model.kv_specs
-    name = making.dtype_name
+    name, kv_name = (str(dtype).removeprefix("torch.") for dtype in (making.dtype, making.kv_dtype))
     kernels = "native" if making.native and built.road == "native" else "torch"
     layout = [(spec.kv_heads, spec.k_dim, spec.v_dim) for spec in specs]
-    held = (name, kernels, making.quantization)
+    held = (name, kv_name, kernels, making.quantization)
     facts = (_LAYOUT, content, held, built.road, built.architecture, built.max_model_len, layout)
     return ModelInfo(
         name=source.name.removesuffix(".gguf"),
@@ -285,9 +288,10 @@ def _info(source: Path, built: _Built, making: Making, content: str) -> ModelInf
         vocab_size=built.model.vocab_size,
         max_model_len=built.max_model_len,
         num_layers=len(specs),
-        kv_bytes_per_token=sum(spec.bytes_per_token(making.dtype) for spec in specs),
+        kv_bytes_per_token=sum(spec.bytes_per_token(making.kv_dtype) for spec in specs),
         eos_token_ids=built.eos_token_ids,
         dtype=name,
+        kv_dtype=kv_name,
         device=str(making.device),
         kernels=kernels,
         quantization=making.quantization,

@@ -1,4 +1,4 @@
-"""How a model is made: the device, the type of its arithmetic, how its weights are held and what computes with them."""
+"""How a model is made: the device, the types of arithmetic and cache, how weights are held, what computes with them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.runtime.kernels.kvpool import KV_DTYPES
 from paceline.runtime.kernels.native import BFLOAT16, FLOAT32, unavailable
 from paceline.runtime.layers.native import QUANTIZATIONS, NativeParts, Quantization
 from paceline.runtime.layers.parts import Parts, TorchParts
@@ -23,6 +24,7 @@ class Making:
 
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype  # of cached keys and values
     quantization: str
     no_native: str | None  # why the native kernels do not compute; None where they do
     native_required: bool  # they were asked for, or what they alone can do
@@ -32,10 +34,6 @@ class Making:
     def native(self) -> bool:
         """Whether the native kernels compute, for a model that has a file of its own."""
         return self.no_native is None
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
 
     @property
     def read_dtype(self) -> torch.dtype:
@@ -58,13 +56,17 @@ class Making:
             )
 
 
-def choose(device: str, dtype: str, kernels: str, quantization: str, checkpoint: object) -> Making:
+def choose(
+    device: str, dtype: str, kernels: str, quantization: str, checkpoint: object, kv_dtype: str = "auto"
+) -> Making:
     """Resolve "auto", and refuse what does not go together. `checkpoint` is the dtype that the checkpoint names.
 
     Raises ConfigError.
     """
     target = _device(device)
     chosen = _dtype(dtype, target, checkpoint)
+    if kv_dtype not in ("auto", *KV_DTYPES):
+        raise ConfigError(f"kv_cache_dtype {kv_dtype!r} is not one of auto, {', '.join(KV_DTYPES)}")
     if kernels not in KERNELS:
         raise ConfigError(f"kernels {kernels!r} is not one of {', '.join(KERNELS)}")
     known = ("none", *QUANTIZATIONS)
@@ -78,7 +80,7 @@ def choose(device: str, dtype: str, kernels: str, quantization: str, checkpoint:
     note = None
     if reason is not None and kernels == "auto" and target.type == "cpu":
         note = f"torch computes, which is slower: {reason}"
-    return Making(target, chosen, quantization, reason, required, note)
+    return Making(target, chosen, KV_DTYPES.get(kv_dtype, chosen), quantization, reason, required, note)
 
 
 def _no_native(kernels: str, device: torch.device, dtype: torch.dtype) -> str | None:

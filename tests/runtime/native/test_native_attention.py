@@ -13,15 +13,18 @@ from torch import Tensor
 
 from paceline.runtime.batch import RaggedBatch, batch_of
 from paceline.runtime.kernels import attention, native
-from paceline.runtime.kernels.kvpool import KVPool, KVSpec
+from paceline.runtime.kernels.kvpool import KV_DTYPES, KVPool, KVSpec
 
 
-def ragged(rows: list[tuple[int, int]], block_size: int, spec: KVSpec) -> tuple[KVPool, RaggedBatch]:
+def ragged(
+    rows: list[tuple[int, int]], block_size: int, spec: KVSpec, dtype: torch.dtype
+) -> tuple[KVPool, RaggedBatch]:
     """A pool with something in every slot, and a batch of rows of (tokens cached, tokens to compute)."""
     needed = [-(-(cached + new) // block_size) for cached, new in rows]
-    pool = KVPool([spec], sum(needed) + 2, block_size)
-    for tensor in (pool.keys[0], pool.values[0]):
-        tensor[: pool.num_blocks].normal_()
+    pool = KVPool([spec], sum(needed) + 2, block_size, dtype=dtype)
+    everywhere = torch.arange(pool.num_blocks * block_size)
+    k, v = (torch.randn(len(everywhere), spec.kv_heads, dim) for dim in (spec.k_dim, spec.v_dim))
+    pool.write(0, everywhere, k, v)
     free = np.random.default_rng(len(rows)).permutation(pool.num_blocks).tolist()
     tables = [[free.pop() for _ in range(count)] for count in needed]
     sequences = [[0] * (cached + new) for cached, new in rows]
@@ -34,23 +37,28 @@ def compare(
     *,
     spec: KVSpec,
     group: int,
+    dtype: torch.dtype = torch.float32,
     block_size: int = 16,
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> None:
-    pool, batch = ragged(rows, block_size, spec)
+    pool, batch = ragged(rows, block_size, spec, dtype)
     # As a fused projection gives them: slices of one tensor.
     heads, tokens = spec.kv_heads * group, batch.num_tokens
     wide = torch.randn(tokens, heads * spec.k_dim + spec.kv_heads * (spec.k_dim + spec.v_dim))
     parts = wide.split([heads * spec.k_dim, spec.kv_heads * spec.k_dim, spec.kv_heads * spec.v_dim], dim=1)
     q = parts[0].unflatten(1, (heads, spec.k_dim))
     k, v = (part.unflatten(1, (spec.kv_heads, -1)) for part in parts[1:])
-    found = []
+    found, kept = [], []
     for kernel in (native.paged_attention, attention.paged_attention):
         scale = 1 / math.sqrt(spec.k_dim)
         found.append(kernel(q, k, v, pool, 0, batch, scale=scale, window=window, softcap=softcap, sinks=sinks))
+        parts_kept = (pool.keys[0], pool.values[0], pool.key_scales[0], pool.value_scales[0])
+        kept.append([part.clone() for part in parts_kept if part is not None])
     torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+    # Both write the same bits, so requests may share blocks whichever path computed them.
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(*kept, strict=True))
 
 
 @settings(max_examples=60, deadline=None)
@@ -67,6 +75,7 @@ def compare(
     window=st.none() | st.integers(1, 70),
     softcap=st.none() | st.sampled_from([0.5, 20.0]),
     with_sinks=st.booleans(),
+    dtype=st.sampled_from(list(KV_DTYPES.values())),
 )
 def test_equals_torch(
     rows: list[tuple[int, int]],
@@ -77,11 +86,13 @@ def test_equals_torch(
     window: int | None,
     softcap: float | None,
     with_sinks: bool,
+    dtype: torch.dtype,
 ) -> None:
     compare(
         rows,
         spec=KVSpec(kv_heads, *dims),
         group=group,
+        dtype=dtype,
         block_size=block_size,
         window=window,
         softcap=softcap,
@@ -89,6 +100,7 @@ def test_equals_torch(
     )
 
 
+@pytest.mark.parametrize("dtype", KV_DTYPES.values(), ids=KV_DTYPES)
 @pytest.mark.parametrize("rows", [[(1500, 1)], [(900, 1), (3000, 1), (0, 1)], [(530, 400), (2000, 1)], [(0, 700)]])
-def test_long_contexts(rows: list[tuple[int, int]]) -> None:
-    compare(rows, spec=KVSpec(3, 64, 64), group=3)
+def test_long_contexts(rows: list[tuple[int, int]], dtype: torch.dtype) -> None:
+    compare(rows, spec=KVSpec(3, 64, 64), group=3, dtype=dtype)

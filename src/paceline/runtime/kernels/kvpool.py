@@ -114,7 +114,8 @@ def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     most = x.abs().amax(-1)
     sound = most.isfinite()  # a maximum with a NaN is NaN
     scale = torch.where(sound, most / 127, torch.nan).masked_fill_(most < _TINY, 0.0)
-    inverse = torch.where(sound & (most >= _TINY), 127 / most, 0.0)
+    # Not `127 / most`, which torch rounds twice: the native kernels' integers would differ from these now and then.
+    inverse = torch.where(sound & (most >= _TINY), torch.full_like(most, 127).div_(most), 0.0)
     # 0 * infinity is NaN, which no integer stands for.
     return x.mul(inverse[..., None]).nan_to_num_(0.0).round_().to(torch.int8), scale
 

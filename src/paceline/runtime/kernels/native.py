@@ -125,7 +125,10 @@ def paged_attention(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """What `kernels.attention.paged_attention` computes, for a float32 pool on the CPU. Heads of q, k, v are dense."""
+    """What `kernels.attention.paged_attention` computes, in float32, over a pool of any type on the CPU.
+
+    Heads of q, k, v are dense.
+    """
     starts, contexts = host_tensors(batch)
     out = q.new_empty(*q.shape[:2], v.shape[2])
     terms: dict[str, int] = {} if window is None else {"window": window}
@@ -143,6 +146,8 @@ def paged_attention(
         scale,
         softcap=softcap or 0.0,
         sinks=sinks,
+        key_scales=pool.key_scales[layer],
+        value_scales=pool.value_scales[layer],
         **terms,
     )
     return out

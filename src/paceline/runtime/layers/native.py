@@ -141,6 +141,8 @@ class NativeLayers:
             batch.slot_mapping,
             batch.block_tables,
             *host_tensors(batch),
+            key_scales=pool.key_scales[here],
+            value_scales=pool.value_scales[here],
         )
         return hidden
 
