@@ -111,7 +111,7 @@ class NativeParts:
         for whole, group in groupby(layers, key=lambda layer: isinstance(layer.mlp, NativeMLP)):
             members = list(group)
             runs += [NativeLayers(members)] if whole else members
-        return stack(runs)
+        return runs[0].wanted if len(runs) == 1 else stack(runs)
 
     def _packed(self, names: Sequence[str], form: WeightFormat, *, bias: bool = False, gated: bool = False) -> Any:
         weight = _side_by_side([self._weights[f"{name}.weight"] for name in names])
@@ -130,6 +130,18 @@ class NativeLayers:
 
     def __call__(self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: RaggedBatch, pool: KVPool) -> Tensor:
         """[T, hidden] -> the same, changed in place."""
+        self._run(hidden, cos, sin, batch, pool)
+        return hidden
+
+    def wanted(self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: RaggedBatch, pool: KVPool) -> Tensor:
+        """A `Stack`: behind its attention, the last layer computes nothing but the tokens whose logits are wanted."""
+        out = hidden.new_empty(len(batch.logit_rows), hidden.shape[1])
+        self._run(hidden, cos, sin, batch, pool, wanted=batch.logit_rows, out=out)
+        return out
+
+    def _run(
+        self, hidden: Tensor, cos: Tensor, sin: Tensor, batch: RaggedBatch, pool: KVPool, **selected: Tensor
+    ) -> None:
         here = slice(self._first, self._first + len(self._layers))
         native().run_layers(
             self._layers,
@@ -143,8 +155,8 @@ class NativeLayers:
             *host_tensors(batch),
             key_scales=pool.key_scales[here],
             value_scales=pool.value_scales[here],
+            **selected,
         )
-        return hidden
 
 
 def _native_layer(layer: Layer) -> Any:
