@@ -152,3 +152,16 @@ def rms_norm(x: Buffer, weight: Buffer, eps: float, out: Buffer, residual: Buffe
 def gate(x: Buffer, out: Buffer, activation: str = "silu") -> None: ...
 def rope(x: Buffer, cos: Buffer, sin: Buffer) -> None: ...
 def argmax(x: Buffer, out: Buffer) -> None: ...
+def sample(
+    logits: Buffer,
+    temperature: Buffer,
+    top_k: Buffer,
+    top_p: Buffer,
+    min_p: Buffer,
+    uniform: Buffer,
+    tokens: Buffer,
+    near: Buffer,
+) -> None:
+    """The next token of each row of float32 [rows, vocab] into `tokens`, int64 [rows]; -1 where a row holds NaN or
+    +infinity, or -infinity alone. `near`, uint8 [rows]: 1 where noise in the logits might have turned the draw. The
+    parameters are float64 [rows], top_k int64; see `contracts_sample`."""

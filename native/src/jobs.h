@@ -124,6 +124,15 @@ struct RopeJob {
   int64_t rotary_dim;
 };
 
+// Sampling: a token weighs e ** ((x - best) / temperature). `inverse` + `rest` is 1 / temperature.
+struct WeightScale {
+  float best;
+  float inverse;
+  float rest;
+};
+constexpr int64_t kSampleBlock = 64;  // logits that share a maximum
+constexpr int64_t kSampleSpan = 512;  // tokens whose weights are added up together
+
 struct Kernels {
   const char* name;
   int64_t panel;        // channels of a weight panel
@@ -142,6 +151,10 @@ struct Kernels {
   void (*gate)(const RowsJob&, Activation, int64_t row_low, int64_t row_high);
   void (*rope)(const RopeJob&, int64_t row_low, int64_t row_high);
   int64_t (*argmax)(const float* x, int64_t columns);
+  float (*row_maxima)(const float* x, int64_t columns, float* maxima);
+  void (*weigh)(const float* x, int64_t count, const WeightScale& scale, float* weights);
+  void (*weigh_spans)(const float* x, int64_t columns, const WeightScale& scale, double* sums);
+  int64_t (*pick)(const float* x, int64_t columns, const float* maxima, float cutoff, int32_t* ids, float* logits);
 };
 
 const Kernels& kernels_avx2();

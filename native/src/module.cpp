@@ -12,6 +12,7 @@
 #include "cpu.h"
 #include "linear.h"
 #include "module_layer.h"
+#include "module_sample.h"
 #include "paged.h"
 #include "pool.h"
 #include "tensor.h"
@@ -326,4 +327,5 @@ NB_MODULE(_core, m) {
   m.def("gate", &gate, "x"_a, "out"_a, "activation"_a = "silu");
   m.def("rope", &rope, "x"_a, "cos"_a, "sin"_a);
   m.def("argmax", &argmax, "x"_a, "out"_a);
+  bind_sampling(m);
 }

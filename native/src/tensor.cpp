@@ -47,6 +47,7 @@ struct TypeName {
 constexpr TypeName kTypes[] = {
     {Type::kFloat32, 2, 32, "float32"}, {Type::kBFloat16, 4, 16, "bfloat16"}, {Type::kFloat16, 2, 16, "float16"},
     {Type::kInt8, 0, 8, "int8"},        {Type::kUInt8, 1, 8, "uint8"},        {Type::kInt64, 0, 64, "int64"},
+    {Type::kFloat64, 2, 64, "float64"},
 };
 
 const TypeName& named(Type type) {

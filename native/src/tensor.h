@@ -10,7 +10,7 @@
 
 namespace paceline {
 
-enum class Type { kFloat32, kBFloat16, kFloat16, kInt8, kUInt8, kInt64 };
+enum class Type { kFloat32, kBFloat16, kFloat16, kInt8, kUInt8, kInt64, kFloat64 };
 
 // A strided view of an argument. `owner` keeps what was borrowed for the time of a call.
 struct View {

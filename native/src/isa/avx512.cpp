@@ -20,12 +20,15 @@ namespace {
 #include "decode.h"
 //
 #include "rows.h"
+//
+#include "sample.h"
 }  // namespace
 
 const Kernels& kernels_avx512() {
   static const Kernels kernels = {
       "avx512",     kPanel,        kInt8Offset,  kQueryPanel, block_rows, prepare, multiply, write_kv, attention_scratch,
-      attend_chunk, attend_decode, merge_decode, rms_norm,    gate,       rope,    argmax};
+      attend_chunk, attend_decode, merge_decode, rms_norm,    gate,       rope,    argmax,
+      row_maxima,   weigh,         weigh_spans,  pick};
   return kernels;
 }
 

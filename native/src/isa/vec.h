@@ -153,15 +153,8 @@ PACELINE_INLINE void keep(Ints& x) { asm("" : "+v"(x)); }
 
 constexpr float kInfinity = __builtin_inff();
 
-// e ** x within 2 units in the last place; 0 below -87.3 (results would be subnormal), infinity above 88.7, NaN of NaN.
-// x = n ln 2 + r with |r| <= ln 2 / 2; e ** r is its Taylor polynomial of degree 7.
-PACELINE_INLINE Floats exponential(Floats x) {
-  const Floats low = all(-87.3f), high = all(88.72283f);
-  // The constant comes first: min and max then hand a NaN through.
-  const Floats safe = min(high, max(low, x));
-  const Floats n = min(all(127.0f), round_even(mul(safe, all(1.44269504088896341f))));
-  Floats r = fnma(n, all(0.693359375f), safe);
-  r = fnma(n, all(-2.12194440e-4f), r);
+// e ** r * 2 ** n for |r| <= ln 2 / 2 and whole n: the Taylor polynomial of degree 7.
+PACELINE_INLINE Floats exponential_of_rest(Floats r, Floats n) {
   Floats p = all(1.0f / 5040);
   p = fma(p, r, all(1.0f / 720));
   p = fma(p, r, all(1.0f / 120));
@@ -170,7 +163,19 @@ PACELINE_INLINE Floats exponential(Floats x) {
   p = fma(p, r, all(0.5f));
   p = fma(p, r, all(1.0f));
   p = fma(p, r, all(1.0f));
-  const Floats scaled = mul(p, power_of_two(to_ints(n)));
+  return mul(p, power_of_two(to_ints(n)));
+}
+
+// e ** x within 2 units in the last place; 0 below -87.3 (results would be subnormal), infinity above 88.7, NaN of NaN.
+// x = n ln 2 + r with |r| <= ln 2 / 2.
+PACELINE_INLINE Floats exponential(Floats x) {
+  const Floats low = all(-87.3f), high = all(88.72283f);
+  // The constant comes first: min and max then hand a NaN through.
+  const Floats safe = min(high, max(low, x));
+  const Floats n = min(all(127.0f), round_even(mul(safe, all(1.44269504088896341f))));
+  Floats r = fnma(n, all(0.693359375f), safe);
+  r = fnma(n, all(-2.12194440e-4f), r);
+  const Floats scaled = exponential_of_rest(r, n);
   return select(less(x, low), zeros(), select(less(high, x), all(kInfinity), scaled));
 }
 
