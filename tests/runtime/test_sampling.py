@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +24,23 @@ from transformers.generation.logits_process import (
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.step import RequestSpec
+from paceline.runtime import sampling
+from paceline.runtime.kernels.native import unavailable
 from paceline.runtime.logprobs import token_logprobs
 from paceline.runtime.random import philox4x32, uniforms
 from paceline.runtime.sampling import BOUNDARY, SamplerState, distribution, invert, sample
+
+
+@pytest.fixture(autouse=True, scope="module", params=["torch", "native"])
+def which(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Every test runs by torch's operations and by the native kernel."""
+    if request.param == "native" and (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            patch.setattr(sampling, "unavailable", lambda: "this test is about torch")
+        yield request.param
+
 
 VOCABULARIES = (49_152, 152_064)
 

@@ -21,10 +21,13 @@ from torch import Tensor
 
 from paceline.core.sampling import SamplingParams
 from paceline.core.step import RequestSpec, TokenLogprob
+from paceline.runtime.kernels.native import native, unavailable
 from paceline.runtime.logprobs import rows_at_once, token_logprobs
 from paceline.runtime.random import uniforms
 
 BOUNDARY = 1e-5  # in probability for draws and sums, in logits over temperature for thresholds
+NOT_FINITE, MASKED_OUT = -1, -2  # instead of a token
+_FAILURES = {NOT_FINITE: "the model gave logits that are not finite", MASKED_OUT: "every token is masked out"}
 
 
 class SamplerState:
@@ -33,7 +36,10 @@ class SamplerState:
     The backend makes one at admission and calls `append` with every token it samples. `sample` takes these as rows.
     """
 
-    __slots__ = ("_counts", "_ids", "_seen", "_slots", "masked", "outputs", "params", "penalised", "plain", "position")
+    __slots__ = (
+        *("_counts", "_ids", "_slots", "adjusted", "masked"),
+        *("outputs", "params", "penalised", "plain", "position"),
+    )
 
     def __init__(self, spec: RequestSpec, outputs: Sequence[int] = ()) -> None:
         params = spec.sampling
@@ -71,8 +77,10 @@ class SamplerState:
         self.outputs += count
         # Too early to stop: stop tokens are masked.
         self.masked = self.outputs < params.min_tokens and bool(params.stop_token_ids)
+        # The logits are changed before a token is chosen.
+        self.adjusted = self.masked or self.penalised or bool(params.logit_bias)
         # The argmax of the raw logits is the answer.
-        self.plain = params.temperature == 0.0 and not (self.masked or self.penalised or params.logit_bias)
+        self.plain = params.temperature == 0.0 and not self.adjusted
 
     def _slot(self, token: int) -> int:
         slot = self._slots.get(token)
@@ -101,12 +109,62 @@ def sample(logits: Tensor, rows: Sequence[SamplerState]) -> SampleResult:
     `logits` is [len(rows), vocab], float32, on any device, and is not written to. Rows whose logits hold NaN or +inf,
     or allow no token at all, are reported in `failures`; the others are not affected. -inf means "never".
     """
+    choose = _choose_natively if logits.device.type == "cpu" and unavailable() is None else _choose_all
+    chosen, near_boundary = choose(logits, rows)
+    failures = [(i, _FAILURES[token]) for i, token in enumerate(chosen) if token < 0]
+    return SampleResult(chosen, _requested_logprobs(logits, rows, chosen), near_boundary, failures)
+
+
+# --- which token, by the native kernel -------------------------------------------------------------------------------
+
+
+def _choose_natively(logits: Tensor, rows: Sequence[SamplerState]) -> tuple[list[int], int]:
+    """As `_choose_all`; the kernel (`paceline_native.sample`) sorts no more than what is near a threshold."""
+    # Rows that are adjusted first go along as greedy ones: that tells whether their logits are sound.
+    chosen, near_boundary = _draw_natively(logits, rows, greedy=[row.plain or row.adjusted for row in rows])
+    adjusted = [i for i, row in enumerate(rows) if row.adjusted and chosen[i] >= 0]
+    size = rows_at_once(logits)
+    for start in range(0, len(adjusted), size):
+        chunk = adjusted[start : start + size]
+        part = [rows[i] for i in chunk]
+        x = logits[chunk].to(torch.float64)
+        _adjust(x, part)
+        # Rounded about the best logit: as fine as a draw is exact, however large the logits are.
+        x = x.sub_(x.amax(dim=-1, keepdim=True)).to(torch.float32)
+        tokens, near = _draw_natively(x, part, greedy=[row.params.temperature == 0.0 for row in part])
+        near_boundary += near
+        for i, token in zip(chunk, tokens, strict=True):
+            chosen[i] = token if token >= 0 else MASKED_OUT
+    return chosen, near_boundary
+
+
+def _draw_natively(x: Tensor, rows: Sequence[SamplerState], greedy: Sequence[bool]) -> tuple[list[int], int]:
+    """Tokens (NOT_FINITE where there is none to take) and draws near a boundary. x [rows, vocab] is float32."""
+    params = [row.params for row in rows]
+    tokens, near = np.empty(len(rows), dtype=np.int64), np.empty(len(rows), dtype=np.uint8)
+    native().sample(
+        x if x.stride(1) == 1 else x.contiguous(),
+        np.array([0.0 if is_greedy else p.temperature for p, is_greedy in zip(params, greedy, strict=True)]),
+        np.array([p.top_k for p in params], dtype=np.int64),
+        np.array([p.top_p for p in params], dtype=np.float64),
+        np.array([p.min_p for p in params], dtype=np.float64),
+        np.zeros(len(rows)) if all(greedy) else uniforms([p.seed for p in params], [row.position for row in rows]),
+        tokens,
+        near,
+    )
+    return tokens.tolist(), int(near.sum())
+
+
+# --- which token, by torch -------------------------------------------------------------------------------------------
+
+
+def _choose_all(logits: Tensor, rows: Sequence[SamplerState]) -> tuple[list[int], int]:
+    """The token of each row (or NOT_FINITE or MASKED_OUT), and how many draws lie near a boundary."""
     # NaN and +inf win a max, and -inf wins only if there is nothing else: the best logit tells whether a row is sound.
     best, choice = logits.max(dim=-1)
-    chosen: list[int] = torch.where(torch.isfinite(best), choice, -1).tolist()
-    failures = {row: "the model gave logits that are not finite" for row, token in enumerate(chosen) if token < 0}
+    chosen: list[int] = torch.where(torch.isfinite(best), choice, NOT_FINITE).tolist()
     near_boundary = 0
-    others = [i for i, row in enumerate(rows) if not row.plain and i not in failures]
+    others = [i for i, row in enumerate(rows) if not row.plain and chosen[i] >= 0]
     size = rows_at_once(logits)
     for start in range(0, len(others), size):
         chunk = others[start : start + size]
@@ -114,10 +172,8 @@ def sample(logits: Tensor, rows: Sequence[SamplerState]) -> SampleResult:
         tokens, near = _choose(part.to(torch.float64, copy=True), [rows[i] for i in chunk])
         near_boundary += near
         for i, token in zip(chunk, tokens, strict=True):
-            chosen[i] = token
-            if token < 0:
-                failures[i] = "every token is masked out"
-    return SampleResult(chosen, _requested_logprobs(logits, rows, chosen), near_boundary, sorted(failures.items()))
+            chosen[i] = token if token >= 0 else MASKED_OUT
+    return chosen, near_boundary
 
 
 def _choose(x: Tensor, rows: Sequence[SamplerState]) -> tuple[list[int], int]:
