@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from paceline.core.classes import BATCH, INTERACTIVE, STANDARD, TrafficClass
+from paceline.core.shape import StepShape
 from paceline.core.step import StepPlan
 from tests.core.known_failures.rig import CHAT, Ask, Sim, ask, conversation, cpu, gpu, poisson, start
 
@@ -168,6 +169,27 @@ def test_what_a_quiet_tenant_sends_goes_before_a_flood() -> None:
     alone, together = Sim(start("slo")).play(other), Sim(start("slo")).play(flood + other)
     assert together.kept("b") == 1.0
     assert together.ttft_s("b", 0.95) <= 2.0 * alone.ttft_s("b", 0.95)
+
+
+@pytest.mark.parametrize("every_s", [0.6, 0.9])
+def test_a_flood_spends_none_of_the_time_that_is_spared_for_a_quiet_tenant(every_s: float) -> None:
+    """Of the same kind: streams of the flood keep their pace, so a newcomer lives on what they have saved up."""
+
+    def small(shape: StepShape) -> float:
+        return 0.018 + 0.00075 * shape.tokens + 1e-6 * shape.context + 2e-7 * shape.pairs
+
+    kind = TrafficClass("chat", ttft_s=3.5, itl_s=0.075)
+    flood = [ask(0.19 * n, f"a{n}", 150, 25, tenant="a") for n in range(200)]
+    lengths, offsets_s = (400, 150, 60), [0.0137 * (7 * n % 11) for n in range(30)]
+    other = [ask(8.0 + every_s * n + at_s, f"b{n}", lengths[n % 3], 25, tenant="b") for n, at_s in enumerate(offsets_s)]
+    alone, together = (
+        Sim(start("slo", small, classes=(kind, BATCH)), small).play(asks) for asks in (other, flood + other)
+    )
+    assert together.ttft_s("b", 0.95) <= 1.65 * alone.ttft_s("b", 0.95), "the step it met, and others' decodes"
+    assert max(together.gap_s("a", 1.0), together.gap_s("b", 1.0)) <= 0.075, "nobody's pace pays for it"
+    equals = [replace(one, spec=replace(one.spec, tenant="")) for one in flood + other]
+    took_s = Sim(start("slo", small, classes=(kind, BATCH)), small).play(equals).now
+    assert together.now < 1.25 * took_s, "and the machine little"
 
 
 def test_a_tenant_that_was_away_has_saved_up_a_few_prompts_at_most() -> None:

@@ -41,6 +41,7 @@ MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
 EARLY = 0.9  # of the promised gap: tokens held are shown so long apart
 SPENT = 0.8  # of the time to the earliest deadline that a step is expected to take, where tokens are held
 LONGEST = 2.0  # promised gaps that a step takes at most, whatever is held: whoever comes meanwhile waits
+SPARED = 2.0  # promised gaps of saved time that a tenant who is ahead leaves to those who are behind
 SAVING = 3  # steps in a row that may hold no part of a prompt, to save their time for a larger one
 CHARGED = 16  # decoded tokens are charged to their tenant so many at a time
 
@@ -185,6 +186,7 @@ class Slo(Policy):
             if self.pace == "even" and left_s > 0.0:
                 step.longest_s = longest_s
                 step.share = min(step.share, longest_s / left_s)
+                step.spared_s = left_s - SPARED * min(kept)
         elif due_s and max(due_s) < step.takes_s(StepShape(1, 1, context // rows, 0)):  # not even for one alone
             step.limit_s = min(step.limit_s, self.stretch * alone_s)
         elif due_s:  # too many at once: until some have ended, nobody joins and prompts all but stand still
@@ -292,15 +294,18 @@ class Slo(Policy):
         wanted = min(todo, most, desk.budget)
         if step.cost is None and desk.rows:
             wanted = min(wanted, self.untested_budget - step.prefilled)
-        size = step.most(start, wanted)
-        if size < wanted and not step.prefilled and self._starving < SAVING and step.saves_for(size, start, wanted):
+        sparing = self._line.ahead(request)
+        size = step.most(start, wanted, sparing=sparing)
+        # Whoever is behind goes at once: what is saved for larger parts is of use to all, and paid by him.
+        saving = self._starving < SAVING and (sparing or not self._line.behind(request))
+        if saving and size < wanted and not step.prefilled and step.saves_for(size, start, wanted):
             desk.bound_by, step.full = Bound.DEADLINE, True
             return 0
         if size < self.floor and not step.prefilled:
             least = min(self.floor, wanted)
             # Caution makes steps smaller, it does not stop prompts whose time is expected to suffice: a model that
             # was surprised a few times would otherwise never see another prompt, and stay as wrong as it is.
-            if self._starving >= self.patience or not desk.rows or step.expects(start, least):
+            if self._starving >= self.patience or not desk.rows or step.expects(start, least, sparing=sparing):
                 size = max(size, least)
         if size < todo:
             desk.bound_by = Bound.DEADLINE if size < wanted else Bound.BUDGET

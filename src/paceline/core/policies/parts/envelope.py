@@ -29,6 +29,7 @@ class Envelope:
         self.first_s = inf  # the earliest deadline of a first token that comes at its end
         self.percentile = 0.5  # share of such steps that must not take longer
         self.share = 1.0  # of the limit that a step should be expected to take at most
+        self.spared_s = inf  # how long who has had more than others may make it: the rest is spared for those
         self.longest_s = 0.0  # how long a step may be expected to take once time was saved; 0: it cannot be saved
         self.shape = StepShape()
         self.prefilled = 0  # tokens of prompts in it
@@ -44,12 +45,15 @@ class Envelope:
         estimate = self.cost.predict(shape)
         return estimate.seconds + (estimate.high - estimate.seconds) * _margins(self.percentile)
 
-    def needs_s(self, shape: StepShape) -> float:
-        """How long such a step must be allowed: what it takes at most, and its share. Only with a cost model."""
+    def needs_s(self, shape: StepShape, share: float) -> float:
+        """How long such a step must be allowed: what it takes at most, and what it is expected to, by its share.
+
+        Only with a cost model.
+        """
         assert self.cost is not None
         estimate = self.cost.predict(shape)
         most_s = estimate.seconds + (estimate.high - estimate.seconds) * _margins(self.percentile)
-        return max(most_s, estimate.seconds / self.share)
+        return max(most_s, estimate.seconds / share)
 
     def hold(self, rows: int, context: int) -> None:
         """Put in so many decodes, which read so many KV positions."""
@@ -60,21 +64,29 @@ class Envelope:
         self.shape = self.shape.plus(start, count)
         self.prefilled += count
 
-    def most(self, start: int, wanted: int) -> int:
-        """How many of `wanted` tokens from position `start` on still fit. Times never fall as tokens are added."""
+    def most(self, start: int, wanted: int, *, sparing: bool = False) -> int:
+        """How many of `wanted` tokens from position `start` on still fit. Times never fall as tokens are added.
+
+        With `sparing`, in the time that is not spared for others.
+        """
         if self.limit_s == inf or wanted <= 0:
             return wanted
-        high, high_s = wanted, self.needs_s(self.shape.plus(start, wanted))
+        share = self.share
+        if sparing and self.spared_s < share * self.limit_s:
+            share = self.spared_s / self.limit_s
+            if share <= 0.0:
+                return 0
+        high, high_s = wanted, self.needs_s(self.shape.plus(start, wanted), share)
         if high_s <= self.limit_s:
             return wanted
-        low, low_s = 0, self.needs_s(self.shape)
+        low, low_s = 0, self.needs_s(self.shape, share)
         # Times are nearly straight in the tokens, so guesses by proportion close in from both sides; a few suffice.
         for _ in range(4):
             if low_s >= self.limit_s or high - low <= max(1, low // 64):
                 break
             guess = low + int((high - low) * (self.limit_s - low_s) / (high_s - low_s))
             guess = min(max(guess, low + 1), high - 1)
-            guess_s = self.needs_s(self.shape.plus(start, guess))
+            guess_s = self.needs_s(self.shape.plus(start, guess), share)
             if guess_s <= self.limit_s:
                 low, low_s = guess, guess_s
             else:
@@ -96,18 +108,22 @@ class Envelope:
         reach = worth * (self.longest_s - beside_s) / more_s if more_s > 0.0 else worth
         return size < ENOUGH * min(worth, reach)
 
-    def expects(self, start: int, count: int) -> bool:
+    def expects(self, start: int, count: int, *, sparing: bool = False) -> bool:
         """Whether the step is expected to be in time with `count` tokens more, however far it may be off."""
-        return self.cost is not None and self.cost.predict(self.shape.plus(start, count)).seconds <= self.limit_s
+        limit_s = min(self.limit_s, self.spared_s) if sparing else self.limit_s
+        return self.cost is not None and self.cost.predict(self.shape.plus(start, count)).seconds <= limit_s
 
     def rows(self, contexts: list[int]) -> int:
         """How many decodes with these contexts still fit, in their order."""
-        if self.limit_s == inf or self.needs_s(with_decodes(self.shape, len(contexts), sum(contexts))) <= self.limit_s:
+        if self.limit_s == inf:
+            return len(contexts)
+        if self.needs_s(with_decodes(self.shape, len(contexts), sum(contexts)), self.share) <= self.limit_s:
             return len(contexts)
         low, high = 0, len(contexts) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            fits = self.needs_s(with_decodes(self.shape, middle, sum(contexts[:middle]))) <= self.limit_s
+            shape = with_decodes(self.shape, middle, sum(contexts[:middle]))
+            fits = self.needs_s(shape, self.share) <= self.limit_s
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
 

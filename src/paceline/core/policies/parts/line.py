@@ -11,6 +11,9 @@ the last two, tenants take turns by a virtual counter of the tokens they have ha
 least is next, so a flood delays the flooder. A tenant that was away has saved up no more than a few prompts: those go
 first, and after them it takes turns with those who are served now. Classes share what is left by the same counter,
 divided by their weights.
+
+A tenant is `ahead` while another that was here lately has had much less than it, and `behind` while another has had
+much more: a flood is ahead, and whoever it would push aside is behind. Of equals neither is either.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from math import inf
 from paceline.core.request import Request
 
 CREDIT = 2048.0  # tokens that a tenant may have had less than those served now: what a quiet one sends goes first
+MUCH = CREDIT / 2  # more or less: a few prompts, which tenants that take turns do not come apart by
 
 Entry = tuple[float, int, Request]  # what it is ordered by, place in line, request
 Live = Callable[[Entry], bool]
@@ -121,6 +125,16 @@ class Line:
     def shared(self, kind: str) -> bool:
         """Whether more than one tenant uses the class, so that charging makes a difference."""
         return len(self._classes[kind].served) > 1
+
+    def ahead(self, request: Request) -> bool:
+        """Whether its tenant has had much more than another of the class."""
+        served = self._classes[request.kind.name].served
+        return len(served) > 1 and served.get(request.spec.tenant, 0.0) - min(served.values()) > MUCH
+
+    def behind(self, request: Request) -> bool:
+        """Whether its tenant has had much less than another of the class."""
+        served = self._classes[request.kind.name].served
+        return len(served) > 1 and max(served.values()) - served.get(request.spec.tenant, 0.0) > MUCH
 
     def before(self, one: Request, other: Request) -> bool:
         """Whether `one` goes before `other`: tenants of a class by what they had, all others by deadline."""
