@@ -18,13 +18,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.errors import ConfigError, CorruptModel, ModelError, ModelNotFound, UnsupportedModel
+from paceline.runtime.batch import batch_of
 from paceline.runtime.formats.config import config_from_hf
 from paceline.runtime.formats.digest import file_digest, files_digest
 from paceline.runtime.formats.folder import read_config
 from paceline.runtime.formats.gguf_file import GGUFFile
 from paceline.runtime.formats.safetensors import SINGLE, SafetensorsWeights
 from paceline.runtime.formats.weights import expected_shapes
-from paceline.runtime.kernels.kvpool import KV_DTYPES
+from paceline.runtime.kernels.kvpool import KV_DTYPES, KVPool
+from paceline.runtime.kernels.native import unavailable
+from paceline.runtime.layers.native import NativeParts
 from paceline.runtime.load import load_model
 from tests.runtime.gguf_files import encode, reference_model, write_gguf
 
@@ -305,3 +308,51 @@ def test_quantized_rows_are_bytes() -> None:
     values = np.ones((4, 256), dtype=np.float32)
     for kind in (GGMLQuantizationType.Q4_0, GGMLQuantizationType.Q6_K):
         assert encode(values, kind, np.random.default_rng(0)).shape[0] == 4
+
+
+# Packed weights
+
+
+def test_a_second_start_maps_what_the_first_packed(folder: Path, tmp_path: Path) -> None:
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+
+    def logits(quantization: str) -> tuple[Tensor, list[tuple[str, float]]]:
+        told: list[tuple[str, float]] = []
+        loaded = load_model(
+            folder, quantization=quantization, cache_dir=tmp_path, progress=lambda *stage: told.append(stage)
+        )
+        pool = KVPool(loaded.model.kv_specs, 4, 16)
+        batch = batch_of([[1, 2, 3]], [0], [[0]], block_size=16, scratch_block=pool.scratch_block)
+        with torch.inference_mode():
+            return loaded.model.forward(batch, pool), told
+
+    for quantization in ("none", "int8"):
+        packed, told = logits(quantization)
+        assert len(told) > 2
+        mapped, told = logits(quantization)
+        assert told == [("read", 1.0)]  # nothing was read
+        assert torch.equal(packed, mapped)
+    assert len(list((tmp_path / "packed").iterdir())) == 2
+
+
+def test_a_model_that_fails_to_load_leaves_nothing(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (reason := unavailable()) is not None:
+        pytest.skip(reason)
+    monkeypatch.setattr(NativeParts, "stack", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        load_model(folder, cache_dir=tmp_path)
+    assert list((tmp_path / "packed").iterdir()) == []
+
+
+def test_what_native_kernels_alone_can_do_is_refused_without_them(folder: Path) -> None:
+    with pytest.raises(ConfigError, match="quantization 'int8' cannot be had: kernels 'torch' was asked for"):
+        load_model(folder, kernels="torch", quantization="int8")
+    with pytest.raises(ConfigError, match="kernels 'fast' is not one of auto, native, torch"):
+        load_model(folder, kernels="fast")
+    with pytest.raises(ConfigError, match="quantization 'int3' is not one of none, int8, int4"):
+        load_model(folder, quantization="int3")
+    with pytest.raises(ConfigError, match="kernels 'native' cannot be had: the native kernels know no float16"):
+        load_model(folder, kernels="native", dtype="float16")

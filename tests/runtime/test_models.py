@@ -17,6 +17,7 @@ from paceline.runtime.formats.config import config_from_hf
 from paceline.runtime.formats.safetensors import SafetensorsWeights
 from paceline.runtime.kernels.kvpool import KVPool
 from paceline.runtime.kernels.native import unavailable
+from paceline.runtime.layers.native import WeightStore
 from paceline.runtime.making import choose
 from paceline.runtime.models.base import Model
 from paceline.runtime.models.registry import NATIVE, native_model
@@ -113,7 +114,7 @@ def load(folder: Path, dtype: str, kernels: str = "torch") -> Model:
     making = choose("cpu", dtype, kernels, "none", None)
     weights = SafetensorsWeights(folder, making.read_dtype)
     try:
-        return factory(config, making.parts(weights))
+        return factory(config, making.parts(weights, WeightStore()))
     finally:
         weights.close()
 

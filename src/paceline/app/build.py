@@ -45,7 +45,7 @@ class EngineSpec:
     path: str  # the model's file or folder
     name: str  # what clients call it
     tokenizer_cache: str  # folder for exported tokenizers, of checkpoints that have none in their own
-    digest_cache: str  # folder where digests of large files are remembered
+    load_cache: str  # folder for what loading leaves for the next start: digests of large files, packed weights
     model: ModelSettings
     scheduler: SchedulerSettings
     kv: KVSettings
@@ -67,7 +67,7 @@ def plan_engine(
         path=str(found.path),
         name=next(iter(settings.model.served_names), found.name),
         tokenizer_cache=str(cache.parent / "tokenizers"),
-        digest_cache=str(cache.parent / "digests"),
+        load_cache=str(cache.parent),
         model=settings.model,
         scheduler=settings.scheduler,
         kv=settings.kv,
@@ -120,7 +120,7 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
         kernels=spec.model.kernels,
         quantization=spec.model.quantization,
         max_model_len=spec.scheduler.max_model_len,
-        cache_dir=Path(spec.digest_cache),
+        cache_dir=Path(spec.load_cache),
         progress=report_stage,
     )
     info = loaded.info

@@ -25,6 +25,7 @@ from paceline.runtime.formats.gguf import open_gguf
 from paceline.runtime.formats.safetensors import PICKLED, SafetensorsWeights, weight_files
 from paceline.runtime.formats.weights import CheckpointWeights, check_weights
 from paceline.runtime.layers.mlp import ACTIVATIONS
+from paceline.runtime.layers.native import WeightStore
 from paceline.runtime.layers.rope import ROPE_TYPES
 from paceline.runtime.making import Making, choose
 from paceline.runtime.models.base import Model
@@ -68,6 +69,16 @@ class LoadedModel:
 
 
 @dataclass(frozen=True, slots=True)
+class _Order:
+    """What either road is asked for."""
+
+    making: Making
+    limit: int | None  # of the context
+    report: Progress
+    packed_path: Callable[[], Path | None]  # where packed weights are kept; waits for the checkpoint's digest
+
+
+@dataclass(frozen=True, slots=True)
 class _Built:
     """What either road hands back."""
 
@@ -101,7 +112,7 @@ def load_model(
                    native where that can be
     quantization   "none", or what the native kernels keep weights in, a key of `layers.native.QUANTIZATIONS`
     max_model_len  the longest context to serve; None is the checkpoint's own (see `layers.rope` for what it fixes)
-    cache_dir      where digests of large files are remembered; None computes them each time
+    cache_dir      where digests of large files and packed weights are kept for the next start; None keeps nothing
     progress       told how far each stage is
 
     Raises ModelNotFound, CorruptModel or UnsupportedModel with one line that says what is wrong, and ConfigError for
@@ -112,12 +123,16 @@ def load_model(
     files = checkpoint_files(source)
     # The digest reads every byte, as loading does: side by side they share the page cache.
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="digest") as pool:
-        digest = pool.submit(files_digest, files, cache_dir)
+        digest = pool.submit(files_digest, files, None if cache_dir is None else cache_dir / "digests")
         raw = {} if source.is_file() else read_config(source)
         named = raw.get("dtype") or raw.get("torch_dtype")
         making = choose(device, dtype, kernels, quantization, named, kv_dtype)
-        load = _load_gguf if source.is_file() else _load_folder
-        built = load(source, raw, making, max_model_len, report)
+
+        def packed_path() -> Path | None:
+            return None if cache_dir is None else making.packed_path(cache_dir, digest.result())
+
+        order = _Order(making, max_model_len, report, packed_path)
+        built = _load_gguf(source, order) if source.is_file() else _load_folder(source, raw, order)
         content = digest.result()
     return LoadedModel(built.model, _info(source, built, making, content))
 
@@ -139,27 +154,30 @@ def checkpoint_files(source: Path) -> list[Path]:
     return [*weight_files(source), *(path for path in extras if path.is_file())]
 
 
-def _load_gguf(path: Path, _: dict[str, Any], making: Making, limit: int | None, report: Progress) -> _Built:
-    config, weights = open_gguf(path, making.read_dtype)
+def _load_gguf(path: Path, order: _Order) -> _Built:
+    config, weights = open_gguf(path, order.making.read_dtype)
     if not _runs_natively(config):
         raise UnsupportedModel(f"{path}: {config.architecture} from GGUF has no native implementation")
-    return _build_native(config, weights, making, config.eos_token_ids, limit, report)
+    return _build_native(config, weights, order, config.eos_token_ids)
 
 
-def _load_folder(folder: Path, raw: dict[str, Any], making: Making, limit: int | None, report: Progress) -> _Built:
+def _load_folder(folder: Path, raw: dict[str, Any], order: _Order) -> _Built:
     method = quantization_method(raw)
     if method is not None and method not in UNPACKED:
         raise UnsupportedModel(f"{folder}: weights quantized with {method!r} are not read; use the unquantized model")
     eos = eos_token_ids(folder, raw)
     config = _native_config(folder, raw) if method is None else None
     if config is not None:
-        weights = SafetensorsWeights(folder, making.read_dtype)
-        return _build_native(config, weights, making, eos, limit, report)
+        weights = SafetensorsWeights(folder, order.making.read_dtype)
+        return _build_native(config, weights, order, eos)
+    making = order.making
     making.require_torch(str(folder))
     # Imported here: transformers takes seconds, and the native road does without it.
     from paceline.runtime.models.transformers_road import load_transformers
 
-    loaded = load_transformers(folder, device=making.device, dtype=making.dtype, max_model_len=limit, progress=report)
+    loaded = load_transformers(
+        folder, device=making.device, dtype=making.dtype, max_model_len=order.limit, progress=order.report
+    )
     return _Built(
         loaded,
         loaded.architecture,
@@ -190,26 +208,26 @@ def _runs_natively(config: ModelConfig) -> bool:
     )
 
 
-def _build_native(
-    config: ModelConfig,
-    weights: CheckpointWeights,
-    making: Making,
-    eos: tuple[int, ...],
-    limit: int | None,
-    report: Progress,
-) -> _Built:
+def _build_native(config: ModelConfig, weights: CheckpointWeights, order: _Order, eos: tuple[int, ...]) -> _Built:
     """Check the weights against the config, then let the family take them."""
-    longest = _context_length(config) if limit is None else limit
+    longest = _context_length(config) if order.limit is None else order.limit
     if longest < 1:
         raise ConfigError(f"max_model_len is {longest}; it must be at least 1")
     config = replace(config, rope=replace(config.rope, max_model_len=longest))
     factory = native_model(config.architecture)
     assert factory is not None
+    store = None
     try:
         check_weights(weights, config)
-        parts = making.parts(_Tracked(weights, report))
+        store = WeightStore(order.packed_path())
+        tracked = _Tracked(weights, order.report)
+        parts = order.making.parts(tracked, store)
         model = factory(config, parts)
+        store.keep()
+        tracked.finish()
     finally:
+        if store is not None:
+            store.close()
         weights.close()
     eos = tuple(token for token in eos if token < config.vocab_size)
     return _Built(model, config.architecture, "native", longest, eos, parts.nbytes, _notes(config, longest))
@@ -257,6 +275,11 @@ class _Tracked(CheckpointWeights):
             self._percent = percent
             self._report("read", percent / 100)
         return tensor
+
+    def finish(self) -> None:
+        """All that was needed has been taken, even if it was little: the rest lay packed."""
+        if self._percent < 100:
+            self._report("read", 1.0)
 
     def __contains__(self, name: object) -> bool:
         return name in self._weights

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from paceline.errors import ConfigError
+from paceline.runtime.formats.packed import packed_path
 from paceline.runtime.kernels.kvpool import KV_DTYPES
-from paceline.runtime.kernels.native import BFLOAT16, FLOAT32, unavailable
-from paceline.runtime.layers.native import QUANTIZATIONS, NativeParts, Quantization
+from paceline.runtime.kernels.native import BFLOAT16, FLOAT32, native, unavailable
+from paceline.runtime.layers.native import QUANTIZATIONS, NativeParts, Quantization, WeightStore
 from paceline.runtime.layers.parts import Parts, TorchParts
 
 KERNELS = ("auto", "native", "torch")
@@ -40,12 +42,21 @@ class Making:
         """What weights are read as: the native kernels pack from float32."""
         return torch.float32 if self.native else self.dtype
 
-    def parts(self, weights: Mapping[str, Tensor]) -> Parts:
-        """The maker of a model's parts."""
+    @property
+    def stored(self) -> Quantization:
+        """The formats of weights that the native kernels multiply."""
+        plain = BFLOAT16 if self.dtype == torch.bfloat16 else FLOAT32
+        return QUANTIZATIONS.get(self.quantization, Quantization(plain, plain))
+
+    def parts(self, weights: Mapping[str, Tensor], store: WeightStore) -> Parts:
+        """The maker of a model's parts. `store` is for the native ones."""
         if not self.native:
             return TorchParts(weights, self.device, self.dtype)
-        stored = BFLOAT16 if self.dtype == torch.bfloat16 else FLOAT32
-        return NativeParts(weights, QUANTIZATIONS.get(self.quantization, Quantization(stored, stored)))
+        return NativeParts(weights, self.stored, store)
+
+    def packed_path(self, cache_dir: Path, content: str) -> Path | None:
+        """Where packed weights of a checkpoint with this digest are kept; None where nothing is packed."""
+        return packed_path(cache_dir, content, repr(self.stored), native()) if self.native else None
 
     def require_torch(self, model: str) -> None:
         """Raise ConfigError where a model that runs on transformers' own code was to be made in another way."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.runtime.batch import RaggedBatch
+from paceline.runtime.formats.packed import PackedFile, PackedWriter
 from paceline.runtime.kernels.kvpool import KVPool
 from paceline.runtime.kernels.native import (
     FLOAT32,
@@ -64,20 +66,60 @@ class NativeMLP:
         return self.down(self.gate_up(x))
 
 
+class WeightStore:
+    """What parts are made from, by name: mapped from the file of an earlier start, or made and left for the next.
+
+    No path keeps nothing.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        self._file = None if path is None else PackedFile.open(path)
+        self._writer = None if path is None or self._file is not None else PackedWriter(path)
+
+    def packed(self, name: str, make: Callable[[], Any]) -> Any:
+        """A `paceline_native.PackedLinear`."""
+        if self._file is not None and name in self._file.weights:
+            return native().restore(*self._file.weights[name])
+        made = make()
+        if self._writer is not None:
+            self._writer.add(name, made.description, made.buffer())
+        return made
+
+    def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
+        """A tensor that is used as it is."""
+        if self._file is not None and name in self._file.tensors:
+            return self._file.tensors[name]
+        made = make()
+        if self._writer is not None:
+            self._writer.add_tensor(name, made)
+        return made
+
+    def keep(self) -> None:
+        """The model is made: leave the file for the next start."""
+        if self._writer is not None:
+            self._writer.commit()
+
+    def close(self) -> None:
+        """Discard what was not kept."""
+        if self._writer is not None:
+            self._writer.discard()
+
+
 class NativeParts:
-    """Implements `layers.parts.Parts`, from weights in float32."""
+    """Implements `layers.parts.Parts`, from weights in float32 that are read only where the store has nothing."""
 
     attention: Callable[..., Tensor] = staticmethod(paged_attention)
 
-    def __init__(self, weights: Mapping[str, Tensor], quantization: Quantization) -> None:
+    def __init__(self, weights: Mapping[str, Tensor], quantization: Quantization, store: WeightStore) -> None:
         self.nbytes = 0
+        self._store = store
         self.device = torch.device("cpu")
         self._weights = weights
         self._quantization = quantization
 
     def tensor(self, name: str) -> Tensor:
         """See `Parts`."""
-        tensor = self._weights[name].float()
+        tensor = self._store.tensor(name, lambda: self._weights[name].float())
         self.nbytes += tensor.nbytes
         return tensor
 
@@ -99,9 +141,8 @@ class NativeParts:
         if head is None:
             tied = NativeLinear(self._packed((embedding,), form))
             return tied.rows, tied
-        table = self._weights[f"{embedding}.weight"]
-        if form != FLOAT32:
-            table = table.to(torch.bfloat16)
+        dtype = torch.float32 if form == FLOAT32 else torch.bfloat16
+        table = self._store.tensor(embedding, lambda: self._weights[f"{embedding}.weight"].to(dtype))
         self.nbytes += table.nbytes
         return (lambda ids: F.embedding(ids, table).float()), NativeLinear(self._packed((head,), form))
 
@@ -114,9 +155,12 @@ class NativeParts:
         return runs[0].wanted if len(runs) == 1 else stack(runs)
 
     def _packed(self, names: Sequence[str], form: WeightFormat, *, bias: bool = False, gated: bool = False) -> Any:
-        weight = _side_by_side([self._weights[f"{name}.weight"] for name in names])
-        biases = _side_by_side([self._weights[f"{name}.bias"] for name in names]) if bias else None
-        packed = pack(weight, biases, form, gated=gated)
+        def make() -> Any:
+            weight = _side_by_side([self._weights[f"{name}.weight"] for name in names])
+            biases = _side_by_side([self._weights[f"{name}.bias"] for name in names]) if bias else None
+            return pack(weight, biases, form, gated=gated)
+
+        packed = self._store.packed(" + ".join(names), make)
         self.nbytes += packed.nbytes
         return packed
 
