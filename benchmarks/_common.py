@@ -44,10 +44,11 @@ class Report:
         print(f"{f'{label} [{unit}]':<58}{low:>10.4g}{middle:>10.4g}{high:>10.4g}", flush=True)
         return middle
 
-    def note(self, key: str, value: Any) -> None:
-        """A fact that belongs to the run: a setting, a verdict, a count."""
+    def note(self, key: str, value: Any, *, show: bool = True) -> None:
+        """A fact that belongs to the run: a setting, a verdict, a count. `show` is off for what was printed already."""
         self._notes[key] = value
-        print(f"{key}: {value}", flush=True)
+        if show:
+            print(f"{key}: {value}", flush=True)
 
     def finish(self) -> None:
         """Write the JSON file, if one was asked for."""

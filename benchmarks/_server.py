@@ -1,4 +1,4 @@
-"""A `paceline serve` of its own for a benchmark."""
+"""Servers of their own for a benchmark: `paceline serve`, and any other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import httpx
@@ -24,17 +24,25 @@ def default_model() -> Path:
 
 @contextlib.contextmanager
 def server(model: Path, options: Sequence[str] = ()) -> Iterator[str]:
-    """The base URL of a server that is ready; float32, like what it is compared with."""
+    """The base URL of a `paceline serve` that is ready; float32 unless the options say more."""
+    command = [str(Path(sys.executable).parent / "paceline"), "serve", "--model", str(model), "--dtype", "float32"]
+    with running([*command, "--log-level", "warning", *options]) as (url, _):
+        yield url
+
+
+@contextlib.contextmanager
+def running(
+    command: Sequence[str], *, ready: str = "/ready", env: Mapping[str, str] | None = None, start_s: float = START_S
+) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """The base URL of a server that is ready, and its process. The command is given `--port` and a free one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [str(Path(sys.executable).parent / "paceline"), "serve", "--model", str(model), "--dtype", "float32"]
-    command += ["--port", str(port), "--log-level", "warning", *options]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.DEVNULL, env=env) as process:
         try:
             url = f"http://127.0.0.1:{port}"
-            wait_ready(url, process)
-            yield url
+            wait_ready(f"{url}{ready}", process, start_s)
+            yield url, process
         finally:
             process.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -42,14 +50,14 @@ def server(model: Path, options: Sequence[str] = ()) -> Iterator[str]:
             process.kill()
 
 
-def wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
-    """Return when the server answers; exit when it ended, or took too long."""
-    deadline = time.monotonic() + START_S
+def wait_ready(url: str, process: subprocess.Popen[bytes], start_s: float = START_S) -> None:
+    """Return when the server answers there; exit when it ended, or took longer than `start_s`."""
+    deadline = time.monotonic() + start_s
     while time.monotonic() < deadline:
         if process.poll() is not None:
             sys.exit(f"the server ended with code {process.returncode} before it was ready")
         with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/ready").status_code == 200:
+            if httpx.get(url).status_code == 200:
                 return
         time.sleep(0.1)
-    sys.exit(f"the server was not ready within {START_S:g} s")
+    sys.exit(f"the server was not ready within {start_s:g} s")

@@ -1,7 +1,7 @@
 """The native CPU kernels against this machine's limits, measured in the same run, and against torch on the same data.
 
-Limits: memory read (one long sum), and the best matrix multiply that torch reaches: in float32 (its BLAS and oneDNN's
-packed linear) and in int8 (FBGEMM's dynamic linear). For every kind of weight and row count: the rate, its fraction of
+Limits: memory read (one long sum), and the best matrix multiplies that torch (BLAS, oneDNN's packed linear, FBGEMM's
+dynamic int8 linear) or these kernels reach. For every kind of weight and row count: the rate, its fraction of
 the limits, and torch's float32 time over ours. A fraction above 100 % of memory's limit says that the weights were in
 a cache. Times are CPU seconds of one thread by default, least of many short runs, so that a busy machine disturbs them
 little; `--threads N` takes wall time.
@@ -10,11 +10,8 @@ little; `--threads N` takes wall time.
 from __future__ import annotations
 
 import argparse
-import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -22,6 +19,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from _common import Report, arguments
+from _cpu.limits import Clock, Limits, measure_limits
 from torch import Tensor
 
 from paceline.runtime.batch import batch_of
@@ -44,41 +42,6 @@ ATTENTION = {
     "chunk of 64 at 2000": [(2000, 64)],
     "8 decodes at 300 and a chunk of 128 at 1000": [(300, 1)] * 8 + [(1000, 128)],
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What the machine gives on as many threads as the kernels have."""
-
-    read: float  # bytes a second from memory
-    flops: float  # operations a second of a float32 matrix multiply
-    int8: float  # and of an int8 one
-
-    def of(self, kind: str) -> float:
-        """The limit of a product with weights of this kind."""
-        return self.int8 if kind in ("int8", "int4") else self.flops
-
-
-class Clock:
-    """Seconds of a piece of work: several short samples, each the least of its repeats."""
-
-    def __init__(self, threads: int, *, quick: bool) -> None:
-        # Seconds that a thread had a core are not those it waited for one.
-        self._now = time.thread_time if threads == 1 else time.perf_counter
-        self._samples, self._seconds = (3, 0.02) if quick else (5, 0.1)
-
-    def __call__(self, work: Callable[[], object]) -> list[float]:
-        work()
-        return [self._least(work) for _ in range(self._samples)]
-
-    def _least(self, work: Callable[[], object]) -> float:
-        least, until = float("inf"), time.perf_counter() + self._seconds
-        while True:
-            began = self._now()
-            work()
-            least = min(least, self._now() - began)
-            if time.perf_counter() >= until:
-                return least
 
 
 def main() -> None:
@@ -106,39 +69,6 @@ def _flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=int, default=1, help="of kernels and torch alike (default 1: CPU time)")
     parser.add_argument("--spin-us", type=int, default=50, help="how long an idle kernel thread spins (default 50)")
     parser.add_argument("--isa", help="this instruction set alone; default all that the processor has")
-
-
-def measure_limits(report: Report, clock: Clock) -> Limits:
-    """Memory read beyond every cache, and torch's best matrix multiplies, with our threads."""
-    data = torch.ones(64 * 2**20)  # 256 MiB
-    read = [data.nbytes / seconds for seconds in clock(data.sum)]
-    report.add("limit: memory read", [value / 1e9 for value in read], "GB/s")
-    rows, outputs, inputs = 64, 2048, 1024
-    x, weight = torch.randn(rows, inputs), torch.randn(outputs, inputs)
-    packed, square = Linear(weight), torch.rand(1024, 1024)
-    quantized = _fbgemm(weight)
-    work: list[tuple[str, Callable[[], object], int]] = [
-        ("float32 matrix multiply, BLAS", lambda: square @ square, 2 * 1024**3),
-        ("float32 linear, oneDNN", lambda: packed(x), 2 * rows * outputs * inputs),
-        ("int8 linear, FBGEMM", lambda: quantized(x), 2 * rows * outputs * inputs),
-    ]
-    best = []
-    for name, call, operations in work:
-        rates = [operations / seconds for seconds in clock(call)]
-        report.add(f"limit: {name}", [value / 1e9 for value in rates], "GFLOP/s")
-        best.append(max(rates))
-    return Limits(max(read), max(best[:2]), best[2])
-
-
-def _fbgemm(weight: Tensor) -> Callable[[Tensor], Tensor]:
-    """torch's own int8 linear: weights quantized for each channel, activations as they come."""
-    scales = weight.abs().amax(1) / 127
-    zeros = torch.zeros(len(weight), dtype=torch.int64)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's quantized tensors are to move to another package
-        quantized = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        packed = torch.ops.quantized.linear_prepack(quantized, None)
-    return lambda x: torch.ops.quantized.linear_dynamic(x, packed, True)
 
 
 @contextmanager

@@ -33,12 +33,13 @@ from pathlib import Path
 
 from _common import Report, arguments
 from _interference import batch, burst, capacity, cost, figures, streams, tenants
-from _interference.bench import Bench, OutOfTime, State
+from _interference.bench import Bench, OutOfTime
 from _interference.loads import NotComplete
 from _interference.scenario import FULL, SMOKE, TYPICAL, trace_lengths
 from _interference.variants import LEAN, VARIANTS
 from _interference.variants import SMOKE as FEW
 from _server import default_model
+from _state import State
 
 from paceline.errors import PacelineError
 

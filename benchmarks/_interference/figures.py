@@ -20,7 +20,7 @@ Points = dict[str, Any]
 def write(bench: Bench) -> list[Path]:
     """Every figure that there are results for; the files written. Without matplotlib, JSON alone."""
     written = []
-    axes = _axes()
+    axes = subplots()
     for name, (collect, draw) in FIGURES.items():
         points = collect(bench)
         if not points:
@@ -39,7 +39,7 @@ def write(bench: Bench) -> list[Path]:
     return written
 
 
-def _axes() -> Callable[..., Any] | None:
+def subplots() -> Callable[..., Any] | None:
     """matplotlib's `subplots` on a canvas without a screen."""
     try:
         import matplotlib as mpl

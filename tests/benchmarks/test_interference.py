@@ -10,11 +10,11 @@ from pathlib import Path
 import msgspec
 import pytest
 from _interference import judge
-from _interference.bench import State
 from _interference.quick import _Asked
 from _interference.scenario import Scenario, trace_lengths
 from _interference.tenants import write_keys
 from _interference.variants import LEAN, SLO, SMOKE, VARIANTS, Variant
+from _state import State
 from hypothesis import given
 from hypothesis import strategies as st
 
