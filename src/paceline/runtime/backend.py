@@ -43,8 +43,9 @@ class _Sequence:
 class ModelBackend:
     """Implements `core.protocols.Backend` with a model and a KV pool of `num_blocks` blocks.
 
-    A row whose logits are not finite ends in `StepResult.failures` and the others go on. Blocks are zeroed when they
-    change hands: attention masks a slot that is not written yet, but zero times the NaN of a former owner is NaN.
+    A row whose logits are not finite ends in `StepResult.failures` and the others go on. Where torch computes,
+    blocks are zeroed when they change hands: it masks slots that are not written yet, but zero times the NaN of a
+    former owner is NaN.
     A step that does not fit the device's memory raises OutOfMemory; any other error of the model is raised as it is.
     """
 
@@ -56,6 +57,8 @@ class ModelBackend:
         self.pool = KVPool(self._model.kv_specs, num_blocks, block_size, device=self._device, dtype=dtype)
         self._sequences: dict[str, _Sequence] = {}
         self._table = SequenceTable(self.pool.scratch_block, block_size)
+        # Native attention reads no slot beyond a row's context.
+        self._scrubs = loaded.info.kernels != "native"
 
     @property
     def num_live(self) -> int:
@@ -108,7 +111,7 @@ class ModelBackend:
                 self._table.add_blocks(sequence.row, blocks)
                 fresh += blocks[sequence.shared_blocks :]
                 sequence.shared_blocks = 0
-        if fresh:
+        if fresh and self._scrubs:
             self.pool.scrub(fresh)
 
     def _compute(self, step: _Step) -> None:

@@ -104,3 +104,26 @@ def test_equals_torch(
 @pytest.mark.parametrize("rows", [[(1500, 1)], [(900, 1), (3000, 1), (0, 1)], [(530, 400), (2000, 1)], [(0, 700)]])
 def test_long_contexts(rows: list[tuple[int, int]], dtype: torch.dtype) -> None:
     compare(rows, spec=KVSpec(3, 64, 64), group=3, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize("window", [None, 20])
+def test_what_was_not_written_is_never_read(dtype: torch.dtype, window: int | None) -> None:
+    """Slots beyond a row's context may hold anything, NaN among it: blocks need no scrubbing between owners."""
+    rows = [(5, 1), (16, 1), (33, 1), (0, 3), (29, 21), (0, 40)]
+    spec = KVSpec(2, 64, 64)
+    pool, batch = ragged(rows, 16, spec, dtype=dtype)
+    q, k, v = torch.randn(batch.num_tokens, 6, 64), *torch.randn(2, batch.num_tokens, 2, 64)
+
+    def attend() -> Tensor:
+        return native.paged_attention(q, k, v, pool, 0, batch, scale=0.125, window=window)
+
+    want = attend()
+    held = set()
+    for row, context in enumerate(batch.context_lens):
+        held |= {int(batch.block_tables[row, i // 16]) * 16 + i % 16 for i in range(context)}
+    free = torch.tensor([slot for slot in range((pool.num_blocks + 1) * 16) if slot not in held])
+    for tensor in (*pool.keys, *pool.values, *pool.key_scales, *pool.value_scales):
+        if tensor is not None:
+            tensor.flatten(0, 1)[free] = torch.nan if tensor.is_floating_point() else 127
+    assert torch.equal(attend(), want)

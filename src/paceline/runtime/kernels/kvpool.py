@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -124,8 +124,9 @@ def _zeros(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> 
     """Zeros; on a CPU, pages that the kernel provides when they are first written, so that a large pool costs nothing.
 
     `torch.zeros` writes them all: seconds at start-up, and as long again to take them back when the process is killed.
+    `numpy.zeros` asks for huge pages, and a kernel that has to move memory to make one stalls a step for milliseconds.
     """
-    if device.type != "cpu":
+    nbytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not nbytes:
         return torch.zeros(shape, device=device, dtype=dtype)
-    pages = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(pages).view(dtype).view(shape)
+    return torch.frombuffer(mmap.mmap(-1, nbytes), dtype=dtype).view(shape)
