@@ -121,6 +121,7 @@ class Worker:
             self._process.wait(10)
         self._process.kill()
         self._process.wait()
+        self._process.stdout.close()  # type: ignore[union-attr]
 
 
 @dataclass
@@ -207,9 +208,9 @@ class Bench:
 
     def start(self, system: System, shape: Shape, room: Room) -> Worker:
         """A new one, which the caller closes. Raises Absent and Failed."""
+        command = system.worker(self.peers)  # before gigabytes are written for a peer that is not there
         order = system.order(self.files, shape, room, self.threads)
-        env = self.peers.env(system.peer, self.threads, order["kv_gib"])
-        return Worker(system.worker(self.peers), order, env)
+        return Worker(command, order, self.peers.env(system.peer, self.threads, order["kv_gib"]))
 
     def close(self) -> None:
         """End all workers."""

@@ -55,7 +55,8 @@ class Peers:
 
     def env(self, name: str, threads: int, kv_gib: float) -> dict[str, str]:
         """What its processes find in their environment. Raises Absent."""
-        env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        env = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+        env.pop("OMP_NUM_THREADS", None)  # each is told its threads in its own way
         if name == "llama.cpp":
             env["LLAMA_CPP_LIB_PATH"] = str(self.home(name) / "build" / "bin")
         if name == "vllm":
