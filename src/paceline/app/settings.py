@@ -72,7 +72,7 @@ class KVSettings:
     kv_cache_dtype: str = setting(
         "auto",
         choice("auto", "float32", "bfloat16", "float16", "int8"),
-        "what keys and values are kept in, whatever the weights are in; auto is dtype",
+        "what keys and values are kept in; auto is dtype, or bfloat16 beside quantized weights",
     )
     kv_gib: float | None = setting(None, number(0), "size of the KV pool in GiB; wins over kv_share")
     kv_share: float | None = setting(

@@ -107,7 +107,8 @@ def load_model(
 
     device         "cpu", "cuda", "cuda:1", ...; "auto" is CUDA where there is one
     dtype          "float32", "float16" or "bfloat16"; "auto" is float32 on a CPU, else what the checkpoint names
-    kv_dtype       what keys and values are cached in, a key of `kernels.kvpool.KV_DTYPES`; "auto" is dtype
+    kv_dtype       what keys and values are cached in, a key of `kernels.kvpool.KV_DTYPES`; "auto" is dtype, or
+                   bfloat16 beside quantized weights
     kernels        "native" are those of the distribution paceline-native, for CPUs; "torch" runs everywhere; "auto" is
                    native where that can be
     quantization   "none", or what the native kernels keep weights in, a key of `layers.native.QUANTIZATIONS`

@@ -91,7 +91,9 @@ def choose(
     note = None
     if reason is not None and kernels == "auto" and target.type == "cpu":
         note = f"torch computes, which is slower: {reason}"
-    return Making(target, chosen, KV_DTYPES.get(kv_dtype, chosen), quantization, reason, required, note)
+    # Weights that were rounded to 8 bits or 4 need no keys of 24, and reading keys is what many long streams wait for.
+    usual_kv = chosen if quantization == "none" else torch.bfloat16
+    return Making(target, chosen, KV_DTYPES.get(kv_dtype, usual_kv), quantization, reason, required, note)
 
 
 def _no_native(kernels: str, device: torch.device, dtype: torch.dtype) -> str | None:
