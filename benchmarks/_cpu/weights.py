@@ -23,6 +23,7 @@ Type = gguf.GGMLQuantizationType
 TYPES = {"F32": Type.F32, "F16": Type.F16, "Q8_0": Type.Q8_0}
 _FILE_TYPES = {"F32": 0, "F16": 1, "Q8_0": 7, "Q4_1": 3}  # general.file_type
 _COUNTED = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # the writer's own
+_KINDS = {int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32, str: gguf.GGUFValueType.STRING}
 _UNUSED = 5  # token type of a place in the vocabulary that no text uses
 
 
@@ -73,7 +74,6 @@ def write_random(shape: Shape, tokenizer: Path, path: Path) -> None:
     rng = np.random.default_rng(0)
     name = shape.architecture
     changes: dict[str, Any] = {
-        "general.architecture": name,
         "general.name": shape.name,
         f"{name}.block_count": shape.layers,
         f"{name}.context_length": shape.context,
@@ -134,11 +134,8 @@ def _writer(
     writer = gguf.GGUFWriter(path, architecture)
     changes = {**changes, "general.file_type": _FILE_TYPES[form]}
     for key, field in reader.fields.items():
-        if (
-            key in _COUNTED
-            or key == "general.architecture"
-            or (key.startswith("llama.") and key not in changes and vocab)
-        ):
+        foreign = vocab is not None and key.startswith("llama.") and key not in changes
+        if key in _COUNTED or key == "general.architecture" or foreign:
             continue
         value = changes.pop(key, field.contents())
         kind = field.types[0]
@@ -151,9 +148,7 @@ def _writer(
         else:
             writer.add_key_value(key, value, kind)
     for key, value in changes.items():
-        if key != "general.architecture":
-            kind = gguf.GGUFValueType.FLOAT32 if isinstance(value, float) else gguf.GGUFValueType.UINT32
-            writer.add_key_value(key, value, kind)
+        writer.add_key_value(key, value, _KINDS[type(value)])
     return writer
 
 
