@@ -11,6 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from paceline.app.store import default_cache_dir, find_known
+from paceline.runtime.kernels.native import set_threads, unavailable
 from paceline.runtime.load import LoadedModel, load_model
 from tests.runtime.equality import Ties
 from tests.runtime.reference import Reference
@@ -35,6 +36,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def one_thread() -> None:
     """Threads that meet at every operation lose more on a busy machine than they win on an idle one."""
     torch.set_num_threads(1)
+    if unavailable() is None:
+        set_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -145,7 +145,7 @@ class Toy:
 
 def toy(num_blocks: int = 8) -> tuple[Plans, Toy]:
     model = Toy()
-    info = ModelInfo("toy", "Toy", "native", 10, 64, 1, 8, (), "float32", "float32", "cpu", "torch", "none", 0, "")
+    info = ModelInfo("toy", "Toy", "native", 10, 64, 1, 8, (), "float32", "float32", "cpu", "torch", "none", 0, "", "")
     return Plans(ModelBackend(LoadedModel(model, info), num_blocks, block_size=4)), model
 
 

@@ -44,8 +44,7 @@ class EngineSpec:
 
     path: str  # the model's file or folder
     name: str  # what clients call it
-    tokenizer_cache: str  # folder for exported tokenizers, of checkpoints that have none in their own
-    load_cache: str  # folder for what loading leaves for the next start: digests of large files, packed weights
+    cache: str  # folder for what a start leaves for the next: digests, packed weights, tokenizers of GGUF files
     model: ModelSettings
     scheduler: SchedulerSettings
     kv: KVSettings
@@ -66,8 +65,7 @@ def plan_engine(
     return EngineSpec(
         path=str(found.path),
         name=next(iter(settings.model.served_names), found.name),
-        tokenizer_cache=str(cache.parent / "tokenizers"),
-        load_cache=str(cache.parent),
+        cache=str(cache.parent),
         model=settings.model,
         scheduler=settings.scheduler,
         kv=settings.kv,
@@ -120,7 +118,7 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
         kernels=spec.model.kernels,
         quantization=spec.model.quantization,
         max_model_len=spec.scheduler.max_model_len,
-        cache_dir=Path(spec.load_cache),
+        cache_dir=Path(spec.cache),
         progress=report_stage,
     )
     info = loaded.info
@@ -137,7 +135,7 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
     )
     backend = ModelBackend(loaded, num_blocks, spec.kv.block_size)
     report_stage("tokenizer")
-    own_folder = Path(spec.tokenizer_cache) / info.namespace[:32]
+    own_folder = Path(spec.cache) / "tokenizers" / info.content[:32]
     tokenizer_dir = export_tokenizer(spec.path, own_folder, vocab_size=info.vocab_size)
     tokenizer = Tokenizer.from_dir(tokenizer_dir)
     report_stage("warm up")

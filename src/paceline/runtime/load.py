@@ -56,6 +56,7 @@ class ModelInfo:
     kernels: str  # "native" or "torch": what computes on it
     quantization: str  # of the weights: "none" or a key of layers.native.QUANTIZATIONS
     weights_bytes: int
+    content: str  # hex digest of the checkpoint's files, its tokenizer's among them
     namespace: str  # hex digest of weights, tokenizer, types and layout; equal only if KV may be shared
     notes: tuple[str, ...] = ()  # what a person should know, one sentence each
 
@@ -320,6 +321,7 @@ def _info(source: Path, built: _Built, making: Making, content: str) -> ModelInf
         kernels=kernels,
         quantization=making.quantization,
         weights_bytes=built.weights_bytes,
+        content=content,
         namespace=hashlib.sha256(repr(facts).encode()).hexdigest(),
         notes=built.notes if making.note is None or built.road != "native" else (*built.notes, making.note),
     )

@@ -67,13 +67,13 @@ INT4 = WeightFormat("int4", 32, minimum=True)
 
 
 def set_threads(threads: int | None, cores: Sequence[int] = ()) -> None:
-    """How many threads compute (None: one for each core that this process may use), pinned to `cores` one by one.
+    """How many threads compute (None: as many as torch has now), pinned to `cores` one by one.
 
     Raises ConfigError.
     """
     if cores and threads is not None and threads != len(cores):
         raise ConfigError(f"threads is {threads} and cores names {len(cores)}: give one core for each thread")
-    count = threads or len(cores) or native().available_cores()
+    count = threads or len(cores) or torch.get_num_threads()
     try:
         native().set_threads(count, cores=list(cores))
     except ValueError as error:
