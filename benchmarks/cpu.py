@@ -127,6 +127,7 @@ def _carry_out(bench: Bench, parts: tuple[str, ...], folder: Path | None) -> int
     try:
         for part in parts:
             print(f"  {part}", file=sys.stderr, flush=True)
+            bench.absent.clear()  # what broke down in one part may do in another
             MEASURE[part](bench)
     except KeyboardInterrupt:
         bench.report.note("interrupted", "the same command goes on from here")
@@ -173,6 +174,7 @@ def _shapes(bench: Bench) -> None:
         inprocess.measure_single(bench, shape)
         inprocess.measure_prefill(bench, shape)
         bench.close()  # servers need the memory
+        bench.absent.clear()
         served.measure_served(bench, shape)
         bench.close()
 

@@ -18,7 +18,7 @@ from _interference.loads import UNTIL_STOPPED_S, NotComplete, plan_of, play, pla
 from _cpu.bench import Bench, Failed, prompts
 from _cpu.inprocess import part_of
 from _cpu.models import DEFAULT, Shape
-from _cpu.systems import LARGE_SERVED, MIXED, SERVED, SYSTEMS, Mixed, Room, System
+from _cpu.systems import LARGE_SERVED, MIXED, PROBE, SERVED, SYSTEMS, Mixed, Room, System
 from paceline.errors import PacelineError
 from paceline.measure.plan import Arrivals, Length, Load, Prompts
 
@@ -31,7 +31,7 @@ def measure_served(bench: Bench, shape: Shape = DEFAULT) -> None:
     size = bench.size
     names, counts = (SERVED, size.served) if shape is DEFAULT else (LARGE_SERVED, size.large_served)
     new = size.served_out if shape is DEFAULT else size.large_out
-    room = Room(max(counts), size.served_in + new + 16)
+    room = Room(max(counts), max(PROBE, size.served_in + new + 16))
     part = part_of("served", shape)
     with contextlib.ExitStack() as stack:
         urls: dict[str, str] = {}
@@ -69,7 +69,7 @@ def measure_served(bench: Bench, shape: Shape = DEFAULT) -> None:
 def measure_mixed(bench: Bench) -> None:
     """Eight steady streams, and a prompt of 2,000 tokens every 10 seconds; a server for each turn."""
     size = bench.size
-    room = Room(size.streams + 2, size.newcomer_in + STEADY_IN + STEADY_OUT + 64)
+    room = Room(size.streams + 2, max(PROBE, size.newcomer_in + NEW_OUT, STEADY_IN + STEADY_OUT) + 64)
 
     def work(mixed: Mixed, key: str) -> dict[str, Any]:
         row = {"input_tokens": size.newcomer_in, "output_tokens": NEW_OUT}

@@ -14,12 +14,13 @@ from _cpu.peers import Peers
 from _cpu.weights import Files
 
 WORKERS = Path(__file__).parent / "workers"
+PROBE = 320  # tokens
 SLO = {"itl_ms": 100.0, "ttft_ms": 5000.0}  # of the mixed load
 
 
 @dataclass(frozen=True)
 class Room:
-    """How much a worker or a server must hold at once."""
+    """How much a worker or a server must hold at once. The client of a server asks it for `PROBE` tokens at first."""
 
     streams: int
     tokens: int  # of the longest sequence, prompt and answer together
@@ -79,13 +80,17 @@ class System:
         if self.peer == "llama.cpp":
             command = [str(home / "build" / "bin" / "llama-server"), "--model", model, "--threads", str(threads)]
             command += ["--parallel", str(room.streams), "--ctx-size", str(room.streams * room.tokens)]
-            return [*command, "--cache-ram", "0", "--no-webui", *extra], "/health"
+            # A thread for each connection, those of the client that are open and idle too: else requests wait for one.
+            command += ["--threads-http", str(2 * room.streams + 32)]
+            return [*command, "--cache-ram", "0", "--no-webui", "--log-verbosity", "1", *extra], "/health"
         if self.peer == "openvino":
             command = [peers.python(self.peer), str(WORKERS / "openvino_server.py"), "--model", model]
             command += ["--threads", str(threads), "--kv-gib", f"{room.kv_gib(shape):.3f}"]
             return [*command, "--options", json.dumps(self.options), *extra], "/health"
         assert self.peer == "vllm"
-        command = [str(home / "bin" / "vllm"), "serve", model, "--dtype", self.precision]
+        # What `vllm serve` runs; the command itself does not find its version in this build.
+        command = [peers.python(self.peer), "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+        command += ["--dtype", self.precision]
         command += ["--max-model-len", str(room.tokens), "--max-num-seqs", str(room.streams)]
         return [*command, "--no-enable-prefix-caching", "--disable-log-stats", *extra], "/health"
 

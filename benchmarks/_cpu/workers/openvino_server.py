@@ -120,7 +120,7 @@ class Server:
 
     @staticmethod
     def _send(stream: asyncio.StreamWriter | None, event: dict[str, Any]) -> dict[str, Any]:
-        if stream is not None:
+        if stream is not None and not stream.is_closing():
             stream.write(_chunk(b"data: " + json.dumps(event).encode() + b"\n\n"))
         return event
 
