@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Callable
@@ -124,6 +125,7 @@ def _carry_out(bench: Bench, parts: tuple[str, ...], folder: Path | None) -> int
     if bench.size is FULL:
         bench.report.note("time, on two AVX2 cores with all peers", f"about {minutes:.0f} min, less what is there")
     code = 0
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers must not outlive us
     try:
         for part in parts:
             print(f"  {part}", file=sys.stderr, flush=True)
