@@ -65,7 +65,10 @@ def test_the_printed_curl_line_works(server: Running) -> None:
 def test_the_cold_start_is_shown_in_stages_with_times(server: Running) -> None:
     stages = re.findall(r"^  (import|read|cache|tokenizer|warm up) +[\d.]+ s$", server.err, re.MULTILINE)
     assert stages == ["import", "read", "cache", "tokenizer", "warm up"]
-    assert re.search(r"ready in [\d.]+ s: LlamaForCausalLM \(native\), float32 on cpu, context 2048 tokens", server.err)
+    assert re.search(
+        r"ready in [\d.]+ s: LlamaForCausalLM \(native\), float32 on cpu by \w+ kernels, context 2048 tokens",
+        server.err,
+    )
 
 
 def test_served_names_and_settings_reach_the_server(server: Running) -> None:
