@@ -89,9 +89,19 @@ PACELINE_INLINE Ints low_nibbles(Ints x) { return _mm256_and_si256(x, _mm256_set
 PACELINE_INLINE Ints high_nibbles(Ints x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
 #endif
 
+// A processor foresees what is read one after the other, but not beyond a page of 4 KiB: it stalls at each. Weights of
+// few rows are waited for, so they are asked for this many bytes before they are needed.
+constexpr Index kWeightsAhead = 2048;
+
+PACELINE_INLINE void ask_ahead(const uint8_t* w) {
+  _mm_prefetch(reinterpret_cast<const char*>(w) + kWeightsAhead, _MM_HINT_T0);
+}
+
 // Four inputs of R rows times a panel, added to `sums`.
 template <Index R>
 PACELINE_INLINE void int8_step(const uint8_t* a, const uint8_t* w, Ints (&sums)[R][kVectors]) {
+  ask_ahead(w);
+  if (kPanel > 16) ask_ahead(w + 64);
   const Ints w0 = load_ints(w), w1 = load_ints(w + kPanel * 2);
 #if PACELINE_VNNI
   PACELINE_UNROLL
@@ -219,6 +229,7 @@ void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
         for (Index v = 0; v < kVectors; ++v) pairs[r][v] = no_ints();
       }
       for (Index k = 0; k < 32; k += 8) {
+        ask_ahead(w);
         PACELINE_UNROLL
         for (Index v = 0; v < kVectors; ++v) {
           const Ints both = load_ints(w + v * kPanel * 2);
