@@ -66,7 +66,7 @@ def predictions(loaded: LoadedModel, texts: list[list[int]]) -> Iterator[Tensor]
 
 def main() -> int:
     def add(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--windows", type=int, default=0, help=f"of {WINDOW} tokens each (64; 8 with --quick)")
+        parser.add_argument("--windows", type=int, default=0, help=f"of {WINDOW} tokens each (64; 6 with --quick)")
 
     args = arguments(__doc__, add)
     if (reason := unavailable()) is not None:
@@ -77,7 +77,7 @@ def main() -> int:
     models = default_cache_dir(os.environ)
     model = models / known.file_name
     report = Report("quantization", args)
-    texts = windows(model, args.windows or (8 if args.quick else 64), models.parent / "tokenizers" / "quantization")
+    texts = windows(model, args.windows or (6 if args.quick else 64), models.parent / "tokenizers" / "quantization")
     report.note("tokens predicted", len(texts) * (WINDOW - 1))
     following = [torch.tensor(text[1:])[:, None] for text in texts]
     exact = list(predictions(load_model(model, kv_dtype="float32"), texts))
