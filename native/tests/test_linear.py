@@ -114,6 +114,15 @@ def test_extreme_activations(isa: str, random: np.random.Generator, kind: str, s
     within(run(packed, x), LINEAR, as_multiplied(x, packed), unpacked(packed))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_has_the_same_bits_in_any_batch(isa: str, threads: int, random: np.random.Generator, kind: str) -> None:
+    """Or a seed would draw another token when other requests come along."""
+    packed, x = native.pack(floats(random, 70, 600), kind), floats(random, 40, 600)
+    alone = np.concatenate([run(packed, x[i : i + 1]) for i in range(len(x))])
+    for rows in (2, 3, 4, 5, 6, 7, 13, 17, 40):
+        assert np.array_equal(run(packed, x[:rows]), alone[:rows]), rows
+
+
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "int8"])
 def test_extreme_weights(isa: str, random: np.random.Generator, kind: str) -> None:
     weight, x = floats(random, 20, 64), floats(random, 5, 64)

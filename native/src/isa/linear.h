@@ -73,7 +73,7 @@ PACELINE_INLINE const Tile* tiles_of(const LinearJob& job) {
 }
 
 // Rows and panels of float weights are taken this many inputs at a time, so that what many blocks read again stays in
-// the first-level cache. Integer ones are a quarter of the size.
+// the first-level cache. Integer ones are a quarter of the size. The parts are the same for one block: so are the sums.
 constexpr Index kPartInputs = 256;
 constexpr Index kBlocksAtOnce = 16;
 
@@ -82,7 +82,7 @@ void compute_tiles(const LinearJob& job, Index low, Index count, Index panel, fl
   const Tile* kinds = tiles_of(job);
   const bool floats = job.kind == WeightKind::kFloat32 || job.kind == WeightKind::kBFloat16;
   const uint8_t* weight = job.weight + panel * job.panel_bytes;
-  const Index part = floats && count > 1 ? kPartInputs : job.depth;
+  const Index part = floats ? kPartInputs : job.depth;
   // The last block of a part asks for the next part. One block alone reads straight on, which the processor foresees.
   const Index ahead = count > 1 ? part * kPanel * (job.kind == WeightKind::kFloat32 ? 4 : 2) : 0;
   for (Index k = 0; k < job.depth; k += part) {

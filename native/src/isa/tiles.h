@@ -36,36 +36,23 @@ PACELINE_INLINE void float_step(const float* a, const Weight* w, Index ahead, Fl
 // Inputs [part.low, part.high) alone; all parts but the first add to the tile.
 template <Index R, class Weight>
 void tile_floats(const LinearJob&, const uint8_t* prepared, const uint8_t* panel, Place, Part part, float* tile) {
-  // A sum waits four cycles for its predecessor: with few rows, steps of k take turns in several sums.
-  constexpr Index U = R == 1 ? 4 : R <= 3 ? 2 : 1;
+  // One sum a cell, input by input, whatever the number of rows: a row's results are the same bits in any batch. With
+  // few rows each sum waits four cycles for its predecessor, in which more is multiplied than memory gives.
   const float* a = reinterpret_cast<const float*>(prepared);
   const Weight* w = reinterpret_cast<const Weight*>(panel);
-  Floats sums[U][R][kVectors];
+  Floats sums[R][kVectors];
   PACELINE_UNROLL
-  for (Index u = 0; u < U; ++u) {
+  for (Index r = 0; r < R; ++r) {
     PACELINE_UNROLL
-    for (Index r = 0; r < R; ++r) {
-      PACELINE_UNROLL
-      for (Index v = 0; v < kVectors; ++v) sums[u][r][v] = zeros();
-    }
+    for (Index v = 0; v < kVectors; ++v) sums[r][v] = zeros();
   }
-  Index k = part.low;
-  for (; k + U <= part.high; k += U) {
-    PACELINE_UNROLL
-    for (Index u = 0; u < U; ++u) float_step<R>(a + (k + u) * R, w + (k + u) * kPanel, part.ahead, sums[u]);
-  }
-  if (U > 1) {
-    for (; k < part.high; ++k) float_step<R>(a + k * R, w + k * kPanel, part.ahead, sums[0]);
-  }
+  for (Index k = part.low; k < part.high; ++k) float_step<R>(a + k * R, w + k * kPanel, part.ahead, sums);
   PACELINE_UNROLL
   for (Index r = 0; r < R; ++r) {
     PACELINE_UNROLL
     for (Index v = 0; v < kVectors; ++v) {
       float* cell = tile + r * kPanel + v * kWidth;
-      Floats total = sums[0][r][v];
-      PACELINE_UNROLL
-      for (Index u = 1; u < U; ++u) total = add(total, sums[u][r][v]);
-      store(cell, part.low ? add(load(cell), total) : total);
+      store(cell, part.low ? add(load(cell), sums[r][v]) : sums[r][v]);
     }
   }
 }
