@@ -26,7 +26,7 @@ constexpr int64_t kLeastTileBlocks = 8;
 // Below this many multiplications a job is not worth waking a thread for, nor is laying out so few activations.
 constexpr int64_t kWorthSharing = 64 * 1024;
 constexpr int64_t kWorthSharedPreparing = 8 * 1024;
-constexpr int64_t kItemsPerThread = 8;
+constexpr int64_t kItemsPerThread = 16;
 constexpr size_t kHugePage = size_t{2} << 20;
 
 int64_t rounded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }

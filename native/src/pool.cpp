@@ -21,14 +21,21 @@ using Clock = std::chrono::steady_clock;
 
 void relax() { __builtin_ia32_pause(); }
 
-// A job's number in the upper half of one word, its items not yet taken in the lower: a worker that is late finds
-// either nothing left or a job that cannot end before the item it took.
-constexpr uint64_t kOneJob = uint64_t{1} << 32;
-constexpr uint64_t kItems = kOneJob - 1;
+// The items of a job that one thread has first claim to: neighbours, which lie side by side in memory. One word holds the
+// job's number (upper half), the first item not taken and the end of those not taken: a thread that is late finds either
+// nothing left or a job that cannot end before the item it took.
+struct alignas(64) Share {
+  std::atomic<uint64_t> left{0};
+};
+
+constexpr uint64_t kFirst = uint64_t{1} << 16, kEnd = 1, kMostItems = kFirst - 1, kOneJob = uint64_t{1} << 32;
+
+bool has_items(uint64_t left) { return ((left / kFirst) & kMostItems) < (left & kMostItems); }
 
 class Pool {
  public:
-  explicit Pool(PoolSettings settings) : settings_(std::move(settings)) {
+  explicit Pool(PoolSettings settings)
+      : settings_(std::move(settings)), shares_(new Share[static_cast<size_t>(settings_.threads)]) {
     for (int i = 1; i < settings_.threads; ++i) workers_.emplace_back([this, i] { work(i); });
   }
 
@@ -49,18 +56,23 @@ class Pool {
       for (int64_t i = 0; i < items; ++i) function(context, i);
       return;
     }
-    for (; items > int64_t{kItems}; --items) function(context, items - 1);  // never in practice
+    const int64_t most = int64_t{kMostItems} * settings_.threads;
+    for (; items > most; --items) function(context, items - 1);  // never in practice
     function_ = function;
     context_ = context;
     items_ = items;
     done_.store(0, std::memory_order_relaxed);
-    const uint64_t job = (tickets_.load(std::memory_order_relaxed) & ~kItems) + kOneJob;
-    tickets_.store(job | static_cast<uint64_t>(items));  // sequentially consistent, with sleepers_ below
+    const uint64_t job = job_.load(std::memory_order_relaxed) + kOneJob;
+    for (int share = 0; share < settings_.threads; ++share) {
+      const auto count = static_cast<uint64_t>(first_of(share + 1) - first_of(share));
+      shares_[static_cast<size_t>(share)].left.store(job | count * kEnd, std::memory_order_release);
+    }
+    job_.store(job);  // sequentially consistent, with sleepers_ below
     if (sleepers_.load() > 0) {
       const std::lock_guard<std::mutex> lock(sleep_mutex_);
       wake_.notify_all();
     }
-    take_items();
+    take_items(0);
     for (int spins = 0; done_.load(std::memory_order_acquire) < items; ++spins) {
       if (spins < 2000) {
         relax();
@@ -71,43 +83,59 @@ class Pool {
   }
 
  private:
-  // Runs items until none is left.
-  void take_items() {
-    uint64_t seen = tickets_.load(std::memory_order_acquire);
-    while (seen & kItems) {
-      if (!tickets_.compare_exchange_weak(seen, seen - 1, std::memory_order_acq_rel, std::memory_order_acquire))
-        continue;
+  // The first item of a share.
+  int64_t first_of(int share) const { return (share * items_ + settings_.threads - 1) / settings_.threads; }
+
+  // Runs items until none is left: this thread's own in order, as weights are read ahead, then others' from their ends.
+  void take_items(int index) {
+    empty(index, true);
+    for (int i = 1; i < settings_.threads; ++i) empty((index + i) % settings_.threads, false);
+  }
+
+  void empty(int share, bool forwards) {
+    std::atomic<uint64_t>& left = shares_[static_cast<size_t>(share)].left;
+    uint64_t seen = left.load(std::memory_order_acquire);
+    while (has_items(seen)) {
+      const uint64_t next = forwards ? seen + kFirst : seen - kEnd;
+      if (!left.compare_exchange_weak(seen, next, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
       // The job lives until this item is counted, so its fields are ours to read.
-      function_(context_, items_ - static_cast<int64_t>(seen & kItems));
+      const uint64_t item = forwards ? (seen / kFirst) & kMostItems : next & kMostItems;
+      function_(context_, first_of(share) + static_cast<int64_t>(item));
       done_.fetch_add(1, std::memory_order_release);
-      seen = tickets_.load(std::memory_order_acquire);
+      seen = left.load(std::memory_order_acquire);
     }
   }
 
   void work(int index) {
     pin(index);
+    uint64_t seen = 0;
     while (!stop_.load(std::memory_order_relaxed)) {
-      take_items();
-      if (!spin()) sleep();
+      const uint64_t job = job_.load(std::memory_order_acquire);
+      if (job != seen) {
+        seen = job;
+        take_items(index);
+      } else if (!spin(seen)) {
+        sleep(seen);
+      }
     }
   }
 
-  // True as soon as there is an item.
-  bool spin() {
+  // True as soon as there is another job.
+  bool spin(uint64_t seen) {
     const Clock::time_point until = Clock::now() + std::chrono::microseconds(settings_.spin_us);
     do {
       for (int i = 0; i < 32; ++i) {
-        if (tickets_.load(std::memory_order_relaxed) & kItems) return true;
+        if (job_.load(std::memory_order_relaxed) != seen) return true;
         relax();
       }
     } while (Clock::now() < until);
     return false;
   }
 
-  void sleep() {
+  void sleep(uint64_t seen) {
     std::unique_lock<std::mutex> lock(sleep_mutex_);
     sleepers_.fetch_add(1);
-    wake_.wait(lock, [this] { return stop_.load() || (tickets_.load() & kItems) != 0; });
+    wake_.wait(lock, [this, seen] { return stop_.load() || job_.load() != seen; });
     sleepers_.fetch_sub(1);
   }
 
@@ -120,12 +148,13 @@ class Pool {
   }
 
   const PoolSettings settings_;
+  const std::unique_ptr<Share[]> shares_;
   std::vector<std::thread> workers_;
   std::mutex job_mutex_;  // whose job it is
   ItemFunction function_ = nullptr;
   const void* context_ = nullptr;
   int64_t items_ = 0;
-  alignas(64) std::atomic<uint64_t> tickets_{0};
+  alignas(64) std::atomic<uint64_t> job_{0};  // the number of the last one, in the upper half as in shares
   alignas(64) std::atomic<int64_t> done_{0};
   alignas(64) std::atomic<int> sleepers_{0};
   std::atomic<bool> stop_{false};

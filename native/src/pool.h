@@ -1,7 +1,8 @@
 // The threads that share a kernel's work. The caller is one of them.
 //
-// Work is many small items that threads take one by one, so a thread that the system sets aside (two cores also serve
-// HTTP) delays one item and not a fixed share. Between jobs a worker spins for a short while, because a model's step is
+// Work is many small items. Each thread goes through a share of its own from the first to the last, so that it reads on
+// where it was, and takes one by one from the ends of others' when it is done: a thread that the system sets aside (two
+// cores also serve HTTP) delays one item and not its share. Between jobs a worker spins for a short while, because a model's step is
 // hundreds of jobs microseconds apart, and then sleeps: an idle engine costs nothing. The caller never waits for a
 // worker that has not taken an item, so a sleeping one costs its wake-up and no more.
 #pragma once

@@ -78,7 +78,7 @@ PACELINE_INLINE Ints high_nibbles(Ints x) { return _mm256_and_si256(_mm256_srli_
 
 // A processor foresees what is read one after the other, but not beyond a page of 4 KiB: it stalls at each. Weights of
 // few rows are waited for, so they are asked for this many bytes before they are needed.
-constexpr Index kWeightsAhead = 2048;
+constexpr Index kWeightsAhead = 4096;
 
 PACELINE_INLINE void ask_ahead(const uint8_t* w) {
   _mm_prefetch(reinterpret_cast<const char*>(w) + kWeightsAhead, _MM_HINT_T0);

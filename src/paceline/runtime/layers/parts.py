@@ -17,6 +17,7 @@ from paceline.runtime.kernels.attention import paged_attention
 from paceline.runtime.layers.layer import Layer, Stack, stack
 from paceline.runtime.layers.linear import Linear, LinearMap
 from paceline.runtime.layers.mlp import MLP, GatedMLP, activation
+from paceline.runtime.layers.norm import RMSNorm
 
 GatedNames = tuple[str, str, str]  # gate, up and down
 Embedding = Callable[[Tensor], Tensor]  # token ids [T] -> [T, hidden]
@@ -34,6 +35,9 @@ class Parts(Protocol):
 
     def tensor(self, name: str) -> Tensor:
         """One tensor, in the type that arithmetic has."""
+
+    def norm(self, name: str, eps: float) -> RMSNorm:
+        """The norm with the weight `name`."""
 
     def linear(self, *names: str, bias: bool = False) -> LinearMap:
         """The map with the weights `name`.weight (and `name`.bias)."""
@@ -64,6 +68,10 @@ class TorchParts:
         tensor = self._weights[name].to(device=self.device, dtype=self._dtype)
         self.nbytes += tensor.nbytes
         return tensor
+
+    def norm(self, name: str, eps: float) -> RMSNorm:
+        """See `Parts`."""
+        return RMSNorm(self.tensor(name), eps)
 
     def linear(self, *names: str, bias: bool = False) -> Linear:
         """See `Parts`."""

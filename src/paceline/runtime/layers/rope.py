@@ -15,32 +15,46 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from paceline.errors import UnsupportedModel
 from paceline.runtime.formats.config import ModelConfig, RopeConfig
 
+_FIRST_TABLE = 1024  # positions
+
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
-class RotaryEmbedding(nn.Module):
-    """Cosines and sines for a step's positions; one per model, its result shared by all layers."""
+class RotaryEmbedding:
+    """Cosines and sines for a step's positions; one per model, its result shared by all layers.
 
-    inv_freq: Tensor  # [rotary_dim / 2], float32
+    They are looked up in a table, so a position has the same bits in any batch. It grows with the longest context.
+    """
 
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+    def __init__(self, config: ModelConfig, device: torch.device | str = "cpu") -> None:
         inv_freq, self.attention_scaling = inverse_frequencies(
             config.rope, config.head_dim, config.max_position_embeddings
         )
-        self.register_buffer("inv_freq", inv_freq, persistent=False)
+        self.inv_freq = inv_freq.to(device)  # [rotary_dim / 2], float32
+        self._tables: dict[torch.dtype, Tensor] = {}  # [positions, 2, rotary_dim]: cos, sin
 
-    @torch.no_grad()
-    def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """(cos, sin), each [T, rotary_dim] in `dtype`, for positions [T]. Computed in float32 whatever the dtype."""
-        angles = torch.outer(positions.to(torch.float32), self.inv_freq.to(torch.float32))  # [T, rotary_dim / 2]
+    def __call__(self, positions: Tensor, dtype: torch.dtype, end: int | None = None) -> tuple[Tensor, Tensor]:
+        """(cos, sin), each [T, rotary_dim] in `dtype`, for positions [T]. Computed in float32 whatever the dtype.
+
+        `end` is beyond every position; a caller who knows it saves asking the device.
+        """
+        end = int(positions.max()) + 1 if end is None else end
+        table = self._tables.get(dtype)
+        if table is None or len(table) < end:
+            table = self._tables[dtype] = self._table(max(_FIRST_TABLE, 1 << (end - 1).bit_length()), dtype)
+        cos, sin = table.index_select(0, positions).unbind(1)
+        return cos, sin
+
+    def _table(self, end: int, dtype: torch.dtype) -> Tensor:
+        positions = torch.arange(end, device=self.inv_freq.device, dtype=torch.float32)
+        angles = torch.outer(positions, self.inv_freq)  # [end, rotary_dim / 2]
         angles = torch.cat((angles, angles), dim=-1)
-        return (angles.cos() * self.attention_scaling).to(dtype), (angles.sin() * self.attention_scaling).to(dtype)
+        return (torch.stack((angles.cos(), angles.sin()), dim=1) * self.attention_scaling).to(dtype)
 
 
 def apply_rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

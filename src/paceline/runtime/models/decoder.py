@@ -31,14 +31,14 @@ class Decoder:
         self.kv_specs = (spec,) * config.num_hidden_layers
         tied = config.tie_word_embeddings
         self.embedding, self.head = parts.ends("model.embed_tokens", None if tied else "lm_head")
-        self.rope = RotaryEmbedding(config).to(parts.device)
+        self.rope = RotaryEmbedding(config, parts.device)
         self.layers = parts.stack([self._layer(parts, config, i) for i in range(config.num_hidden_layers)])
-        self.norm = RMSNorm(parts.tensor("model.norm.weight"), config.rms_norm_eps)
+        self.norm = parts.norm("model.norm.weight", config.rms_norm_eps)
 
     def forward(self, batch: RaggedBatch, pool: KVPool) -> Tensor:
         """See `Model.forward`."""
         hidden = self.embedding(batch.token_ids)
-        cos, sin = self.rope(batch.positions, hidden.dtype)
+        cos, sin = self.rope(batch.positions, hidden.dtype, max(batch.context_lens))
         hidden = self.layers(hidden, cos, sin, batch, pool)
         return self.head(self.norm(hidden)).float()
 
@@ -49,7 +49,7 @@ class Decoder:
     def _layer(self, parts: Parts, config: ModelConfig, index: int) -> Layer:
         prefix = f"model.layers.{index}."
         before, after = (
-            RMSNorm(parts.tensor(prefix + name), config.rms_norm_eps)
+            parts.norm(prefix + name, config.rms_norm_eps)
             for name in ("input_layernorm.weight", "post_attention_layernorm.weight")
         )
         return Layer(before, self._attention(parts, config, index), after, self.mlp(parts, config, index))
