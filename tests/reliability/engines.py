@@ -27,7 +27,8 @@ from paceline.engine.client import EngineClient
 from paceline.engine.messages import EngineInfo
 from paceline.engine.process import EngineLaunch
 from paceline.engine.server import EngineParts, StageReporter
-from paceline.serve.server import Server, bind
+from paceline.serve.early import bind
+from paceline.serve.server import Server
 from paceline.serve.settings import ServeSettings
 
 NAME = "made-up"

@@ -20,7 +20,7 @@ from torch import Tensor
 from paceline.errors import ConfigError, CorruptModel, ModelError, ModelNotFound, UnsupportedModel
 from paceline.runtime.batch import batch_of
 from paceline.runtime.formats.config import config_from_hf
-from paceline.runtime.formats.digest import file_digest, files_digest
+from paceline.runtime.formats.digest import file_digest, files_digest, kept_digest
 from paceline.runtime.formats.folder import read_config
 from paceline.runtime.formats.gguf_file import GGUFFile
 from paceline.runtime.formats.safetensors import SINGLE, SafetensorsWeights
@@ -185,12 +185,16 @@ def test_digests_are_of_content_and_kept(tmp_path: Path) -> None:
     (entry,) = cache.iterdir()
     entry.write_text("f" * 64)  # proof that the second look is not a second reading
     assert file_digest(path, cache) == "f" * 64
+    assert kept_digest(path, cache) == files_digest([path], cache)
     path.write_bytes(b"WEIGHTS")
+    assert kept_digest(path, cache) is None
     assert file_digest(path, cache) == hashlib.sha256(b"WEIGHTS").hexdigest()
     (tmp_path / "other").write_bytes(b"")
     assert files_digest([path, tmp_path / "other"]) != files_digest([tmp_path / "other", path])
     (tmp_path / "blocked").write_text("a file where the cache folder would be")
     assert file_digest(path, tmp_path / "blocked") == file_digest(path)
+    assert kept_digest(path, tmp_path / "blocked") is None
+    assert kept_digest(tmp_path / "nowhere", cache) is None
 
 
 # Refusals

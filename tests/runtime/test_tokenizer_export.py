@@ -10,7 +10,9 @@ from gguf import GGUFWriter, TokenType
 from tokenizers import Tokenizer
 
 from paceline.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
-from paceline.runtime.tokenizer_export import export_tokenizer
+from paceline.runtime.formats.digest import files_digest
+from paceline.runtime.tokenizer_export import export_tokenizer, kept_tokenizer, read_eos_token_ids
+from paceline.text.tokenizer import Tokenizer as OurTokenizer
 
 TEXTS = ("low lower lowest", "<|im_start|>user\nhello 12345<|im_end|>", "naïve 東京 🙂", "  spaces\t\n\n")
 
@@ -72,6 +74,29 @@ def test_a_conversion_is_kept_until_its_source_changes(tmp_path: Path) -> None:
     assert (out / "chat_template.jinja").read_text() == "another one"
 
 
+def test_a_conversion_of_known_content_is_kept_without_reading_its_source(tmp_path: Path) -> None:
+    source, out = tmp_path / "m.gguf", tmp_path / "out"
+    write_gguf(source)
+    before = files_digest([source])
+    assert kept_tokenizer(out, before) is None
+    export_tokenizer(source, out, content=before)
+    (out / "marker").touch()
+    assert kept_tokenizer(out, before) == out
+    unread = source.rename(tmp_path / "elsewhere.gguf")
+    source.write_bytes(b"no GGUF")
+    assert export_tokenizer(source, out, content=before) == out
+    assert (out / "marker").exists()
+    unread.rename(source)
+    # A file of the same size, with one token spelled in another way, is another content.
+    source.write_bytes(source.read_bytes().replace(b"<|im_end|>", b"<|in_end|>"))
+    after = files_digest([source])
+    assert kept_tokenizer(out, after) is None
+    export_tokenizer(source, out, content=after)
+    assert not (out / "marker").exists()
+    assert kept_tokenizer(out, after) == out
+    assert "<|in_end|>" in Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab()
+
+
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     write_gguf(tmp_path / "m.gguf")
     (tmp_path / "file").touch()  # also to root, a file is no folder
@@ -128,6 +153,25 @@ def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     assert export_tokenizer(tmp_path / "m.gguf", tmp_path / "out", vocab_size=260)
     with pytest.raises(CorruptModel, match="ids up to 259, the model's vocabulary ends at 258"):
         export_tokenizer(tmp_path / "m.gguf", tmp_path / "out", vocab_size=259)
+
+
+@pytest.mark.parametrize("eos", ["<|im_end|>", {"content": "low"}, "absent", None])
+def test_the_end_of_a_text_is_the_one_that_the_tokenizer_names(tmp_path: Path, eos: object) -> None:
+    write_gguf(tmp_path / "m.gguf")
+    made = export_tokenizer(tmp_path / "m.gguf", tmp_path / "out")
+    (made / "tokenizer_config.json").write_text(json.dumps({"eos_token": eos}))
+    found = read_eos_token_ids(made, 260)
+    assert found == OurTokenizer.from_dir(made).eos_token_ids
+    assert bool(found) == (eos not in ("absent", None))
+
+
+def test_the_end_of_a_text_in_a_unigram_vocabulary(tmp_path: Path) -> None:
+    model = {"type": "Unigram", "unk_id": 0, "vocab": [["<unk>", 0.0], ["</s>", 0.0], ["a", -1.0]]}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": "</s>"}))
+    assert read_eos_token_ids(tmp_path, 3) == OurTokenizer.from_dir(tmp_path).eos_token_ids == (1,)
+    with pytest.raises(CorruptModel, match="ids up to 2"):
+        read_eos_token_ids(tmp_path, 2)
 
 
 def test_the_default_model_speaks_as_transformers_says(default_path: Path, tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import httpx
 
 from paceline.errors import PacelineError
-from paceline.serve.server import Server, bind
+from paceline.serve.early import bind
+from paceline.serve.server import Server
 from paceline.serve.settings import ServeSettings
 from paceline.text.tokenizer import Tokenizer
 from tests.serve.fake_engine import FakeEngine

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import ssl
@@ -11,13 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from paceline.engine.supervisor import EngineState
-from paceline.errors import ConfigError, CorruptModel, UnsupportedModel
-from paceline.serve.server import bind
+from paceline.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
+from paceline.serve.context import ServerContext
+from paceline.serve.early import bind
 from paceline.serve.settings import ServeSettings
 from paceline.text.tokenizer import Tokenizer
+from tests.serve.fake_engine import FakeEngine
 from tests.serve.live import Live, events_of, live_server
 
 USER = [{"role": "user", "content": "hi"}]
@@ -88,6 +92,43 @@ def test_tokenizer_that_does_not_fit_ends_the_server(default_tokenizer: Tokenize
     live.client.close()
     assert isinstance(live.error, UnsupportedModel)
     assert "49152" in str(live.error)
+
+
+def test_an_expected_tokenizer_is_read_before_the_engine_names_it_and_serves_one_life(
+    default_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    async def check() -> None:
+        engine = FakeEngine(vocab=49_152)
+        context = ServerContext(engine, ServeSettings())
+        file = tmp_path / "tokenizer.json"
+        file.write_bytes((default_tokenizer_dir / "tokenizer.json").read_bytes())
+        context.expect_tokenizer(tmp_path)
+        assert context._expected is not None
+        await asyncio.wait([context._expected[1]])
+        file.unlink()
+        await engine.start()
+        engine._info = msgspec.structs.replace(engine._info, tokenizer_dir=str(tmp_path))
+        assert (await context.model()).tokenizer.vocab_size == 49_152
+        engine._info = msgspec.structs.replace(engine._info)  # another life, which may have found another file
+        with pytest.raises(ModelNotFound):
+            await context.model()
+
+    asyncio.run(check())
+
+
+def test_another_tokenizer_than_was_expected_is_the_one_that_the_engine_names(
+    default_tokenizer_dir: Path, tmp_path: Path
+) -> None:
+    async def check() -> None:
+        engine = FakeEngine(vocab=49_152)
+        context = ServerContext(engine, ServeSettings())
+        (tmp_path / "tokenizer.json").write_text("{}")
+        context.expect_tokenizer(tmp_path)
+        await engine.start()
+        engine._info = msgspec.structs.replace(engine._info, tokenizer_dir=str(default_tokenizer_dir))
+        assert (await context.model()).tokenizer.vocab_size == 49_152
+
+    asyncio.run(check())
 
 
 def test_dead_engine_ends_every_request_and_the_server(default_tokenizer: Tokenizer) -> None:

@@ -6,6 +6,8 @@ started with the factory `start_engine`; one in the caller's own process (`llm.L
 
 from __future__ import annotations
 
+import gc
+import importlib
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -27,7 +29,6 @@ from paceline.engine.messages import EngineInfo
 from paceline.engine.server import EngineParts
 from paceline.errors import ConfigError
 from paceline.serve import logs
-from paceline.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from paceline.runtime.load import ModelInfo
@@ -73,6 +74,23 @@ def plan_engine(
     )
 
 
+def tokenizer_folder(spec: EngineSpec, content: str) -> Path:
+    """Where the tokenizer of a checkpoint with this digest is kept, if it has to be converted."""
+    return Path(spec.cache) / "tokenizers" / content[:32]
+
+
+def expect_tokenizer(spec: EngineSpec) -> Path | None:
+    """The folder that `EngineInfo.tokenizer_dir` will name, as far as that is known without reading the model."""
+    from paceline.runtime.formats.digest import kept_digest
+    from paceline.runtime.tokenizer_export import kept_tokenizer
+
+    source = Path(spec.path)
+    if source.is_dir():
+        return source if (source / "tokenizer.json").is_file() else None
+    content = kept_digest(source, Path(spec.cache) / "digests")
+    return None if content is None else kept_tokenizer(tokenizer_folder(spec, content), content)
+
+
 def plan_from_arguments(caller: str, model: str, arguments: Mapping[str, Any]) -> EngineSpec:
     """`plan_engine` for settings given as arguments of `caller`; neither file nor environment is read."""
     return plan_engine(settings_from_arguments(caller, model, arguments))
@@ -93,7 +111,23 @@ def start_engine(config: dict[str, Any], report_stage: ReportStage) -> EnginePar
     spec = msgspec.convert(config, EngineSpec)
     if spec.log is not None:
         logs.configure(spec.log.log_format, spec.log.log_level)
+    _import_runtime()
     return make_engine(spec, report_stage)
+
+
+def _import_runtime() -> None:
+    """Import what `make_engine` does, without looking for garbage: nearly all that they make stays.
+
+    Collecting while torch is imported, and walking through all of it again before the first request, is a tenth of
+    a start.
+    """
+    gc.disable()
+    try:
+        importlib.import_module("paceline.runtime.backend")
+        importlib.import_module("paceline.runtime.load")
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
@@ -106,7 +140,7 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
 
     from paceline.runtime.backend import ModelBackend
     from paceline.runtime.load import load_model
-    from paceline.runtime.tokenizer_export import export_tokenizer
+    from paceline.runtime.tokenizer_export import export_tokenizer, read_eos_token_ids
 
     if spec.model.threads is not None:
         torch.set_num_threads(spec.model.threads)  # loading uses them too
@@ -135,9 +169,10 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
     )
     backend = ModelBackend(loaded, num_blocks, spec.kv.block_size)
     report_stage("tokenizer")
-    own_folder = Path(spec.cache) / "tokenizers" / info.content[:32]
-    tokenizer_dir = export_tokenizer(spec.path, own_folder, vocab_size=info.vocab_size)
-    tokenizer = Tokenizer.from_dir(tokenizer_dir)
+    own_folder = tokenizer_folder(spec, info.content)
+    tokenizer_dir = export_tokenizer(spec.path, own_folder, content=info.content)
+    # Not by way of `Tokenizer`: whoever has text makes that, and the server does while this process imports torch.
+    eos_of_tokenizer = read_eos_token_ids(tokenizer_dir, info.vocab_size)
     report_stage("warm up")
     scheduler = _make_scheduler(spec, info, num_blocks)
     warm_up(scheduler, backend, info.vocab_size)
@@ -150,7 +185,7 @@ def make_engine(spec: EngineSpec, report_stage: ReportStage) -> EngineParts:
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
         # The checkpoint's ends and its tokenizer's: a chat model's turns often end with a token of the latter alone.
-        eos_token_ids=tuple(dict.fromkeys((*info.eos_token_ids, *tokenizer.eos_token_ids))),
+        eos_token_ids=tuple(dict.fromkeys((*info.eos_token_ids, *eos_of_tokenizer))),
         tokenizer_dir=str(tokenizer_dir),
         block_size=spec.kv.block_size,
         num_blocks=num_blocks,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import json
 import logging
 import os
@@ -11,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paceline.app.build import FACTORY, plan_engine
+from paceline.app.build import FACTORY, expect_tokenizer, plan_engine
 from paceline.app.settings import AuthSettings, BatchSettings, Settings
 from paceline.app.stages import StagePrinter, progress_on_stderr
 from paceline.engine.client import EngineClient, EngineLaunch
@@ -19,8 +21,8 @@ from paceline.engine.messages import EngineInfo, Stage
 from paceline.errors import ConfigError
 from paceline.serve import logs
 from paceline.serve.batch import settings as batches
+from paceline.serve.early import bind, loop_factory
 from paceline.serve.keys import ApiKey, hash_key, read_key_file
-from paceline.serve.server import bind, run
 from paceline.serve.settings import ServeSettings
 from paceline.version import __version__
 
@@ -106,7 +108,28 @@ def serve(settings: Settings) -> int:
     front = Front(settings, spec.name)
     launch = EngineLaunch(FACTORY, spec.to_config())
     engine = EngineClient(launch, restart=settings.serve.restart, on_stage=front.on_stage)
-    return run(engine, http, on_listening=front.on_listening, on_ready=front.on_ready)
+    front.on_starting()
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        return runner.run(_serve(engine, http, front, expect_tokenizer(spec)))
+
+
+async def _serve(engine: EngineClient, http: ServeSettings, front: Front, tokenizer: Path | None) -> int:
+    """The engine first: its process imports torch on one core, while this one imports the HTTP room on another."""
+    starting = asyncio.create_task(engine.start())
+    try:
+        server = await asyncio.to_thread(importlib.import_module, "paceline.serve.server")
+        code: int = await server.serve(
+            engine,
+            http,
+            starting=starting,
+            expected_tokenizer=tokenizer,
+            on_listening=front.on_listening,
+            on_ready=front.on_ready,
+        )
+        return code
+    finally:
+        starting.cancel()
+        await engine.close()
 
 
 class Front:
@@ -119,10 +142,12 @@ class Front:
         self._print_stage: Callable[[Stage], None] = StagePrinter()
         self._began = time.monotonic()
 
-    def on_listening(self, url: str) -> None:
+    def on_starting(self) -> None:
         if self._is_for_people:
             print(f"Paceline {__version__}: loading {self._model}", file=sys.stderr, flush=True)
-        else:
+
+    def on_listening(self, url: str) -> None:
+        if not self._is_for_people:
             log.info("starting", extra={"version": __version__, "model": self._model, "url": url})
 
     def on_stage(self, stage: Stage) -> None:

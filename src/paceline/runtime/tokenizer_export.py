@@ -16,7 +16,7 @@ from typing import Any
 from paceline.errors import ConfigError, CorruptModel, ModelNotFound, UnsupportedModel
 from paceline.runtime.formats.digest import files_digest
 from paceline.runtime.formats.folder import TOKENIZER_FILES, read_json
-from paceline.runtime.formats.gguf_file import GGUFFile
+from paceline.text.special_tokens import special_tokens
 
 # Says what a converted tokenizer was made from; a conversion of anything else is made anew.
 _NOTE = "made_from.txt"
@@ -24,35 +24,48 @@ _NOTE = "made_from.txt"
 _FORMAT = "1"
 
 
-def export_tokenizer(model_path: str | Path, out_dir: str | Path, *, vocab_size: int | None = None) -> Path:
+def export_tokenizer(
+    model_path: str | Path, out_dir: str | Path, *, vocab_size: int | None = None, content: str | None = None
+) -> Path:
     """The folder with the model's tokenizer.json and tokenizer_config.json (chat template, special tokens).
 
     That is the model's own folder where it has them; else `out_dir`, filled in one step, or left alone where it holds
-    the tokenizer of the same content already. `vocab_size` checks that the tokenizer fits the model.
+    the tokenizer of the same content already. `vocab_size` checks that the tokenizer fits the model. `content` is the
+    digest of the checkpoint's files, where the caller knows it: then what the tokenizer is made from is read only to
+    make it.
 
     Raises ModelNotFound, UnsupportedModel where nothing can convert the tokenizer, and CorruptModel where it cannot be
     read or does not fit; ConfigError where `out_dir` holds something else.
     """
     source, target = Path(model_path), Path(out_dir)
     if source.is_file():
-        folder = _from_gguf(source, target)
+        folder = _from_gguf(source, target, content)
     elif not source.is_dir():
         raise ModelNotFound(f"{source}: no such file or folder")
     elif (source / "tokenizer.json").is_file():
         folder = source
     else:
-        folder = _convert(source, target, _folder_digest(source), source)
+        folder = _convert(source, target, content or _folder_digest(source), source)
     if vocab_size is not None:
-        check_fits(folder, vocab_size)
+        read_eos_token_ids(folder, vocab_size)
     return folder
 
 
-def check_fits(folder: Path, vocab_size: int) -> None:
-    """Raise CorruptModel if the folder's tokenizer can give ids that a model of `vocab_size` has no logits for."""
+def kept_tokenizer(out_dir: Path, content: str) -> Path | None:
+    """`out_dir` if it holds the tokenizer of a checkpoint with this digest, as `export_tokenizer` left it."""
+    return out_dir if _made_from(out_dir) == _note(content) else None
+
+
+def read_eos_token_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The ids that end a text, by the word of the folder's tokenizer: none or one.
+
+    Raises CorruptModel if the tokenizer can give ids that a model of `vocab_size` has no logits for.
+    """
     content = read_json(folder / "tokenizer.json")
-    ids = [entry["id"] for entry in content.get("added_tokens") or () if isinstance(entry.get("id"), int)]
+    added = [entry for entry in content.get("added_tokens") or () if isinstance(entry.get("id"), int)]
     vocab = (content.get("model") or {}).get("vocab") or {}
-    ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))
+    ids = [entry["id"] for entry in added]
+    ids += vocab.values() if isinstance(vocab, dict) else range(len(vocab))  # a Unigram model's: [text, score] each
     if not ids:
         raise CorruptModel(f"{folder / 'tokenizer.json'}: a tokenizer without a vocabulary")
     if max(ids) >= vocab_size:
@@ -60,14 +73,27 @@ def check_fits(folder: Path, vocab_size: int) -> None:
             f"{folder}: the tokenizer does not fit the model: it has ids up to {max(ids)}, "
             f"the model's vocabulary ends at {vocab_size - 1}"
         )
+    eos = special_tokens(folder).get("eos_token")
+    found = [entry["id"] for entry in added if entry.get("content") == eos]
+    if isinstance(vocab, dict):
+        found += [vocab[eos]] if eos in vocab else []
+    else:
+        found += [number for number, entry in enumerate(vocab) if entry[:1] == [eos]]
+    return tuple(found[:1])
 
 
-def _from_gguf(source: Path, target: Path) -> Path:
+def _from_gguf(source: Path, target: Path, content: str | None) -> Path:
+    if content is not None and kept_tokenizer(target, content) is not None:
+        return target
+    # Imported here: it imports torch, and a conversion that is there needs none of it.
+    from paceline.runtime.formats.gguf_file import GGUFFile
+
     file = GGUFFile(source)
     tokens = file.metadata.get("tokenizer.ggml.tokens")
     if not tokens:
         raise UnsupportedModel(f"{source}: no tokenizer in this file; use the model's Hugging Face folder instead")
-    return _convert(source, target, file.header_digest(), source.parent, limit=len(tokens), gguf_file=source.name)
+    digest = content or file.header_digest()
+    return _convert(source, target, digest, source.parent, limit=len(tokens), gguf_file=source.name)
 
 
 def _folder_digest(source: Path) -> str:
@@ -83,7 +109,7 @@ def _convert(source: Path, target: Path, digest: str, folder: Path, *, limit: in
 
     `limit` is how many tokens the source has; tokens beyond it are the converter's and are dropped.
     """
-    note = f"{_FORMAT} transformers-{version('transformers')} {digest}\n"
+    note = _note(digest)
     made_from = _made_from(target)
     if made_from == note:
         return target
@@ -140,6 +166,11 @@ def _drop_inventions(folder: Path, limit: int) -> None:
         if not (key.endswith("_token") and isinstance(value, str) and value in invented)
     }
     settings.write_text(json.dumps(kept, ensure_ascii=False, indent=2), encoding="utf-8")
+
+
+def _note(digest: str) -> str:
+    """What a conversion is kept under: its source, and what may convert it in another way."""
+    return f"{_FORMAT} transformers-{version('transformers')} {digest}\n"
 
 
 def _made_from(target: Path) -> str | None:

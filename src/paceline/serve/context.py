@@ -33,6 +33,7 @@ class ServerContext:
         self.idle = asyncio.Event()  # no generating request is running
         self.idle.set()
         self._given_tokenizer = tokenizer
+        self._expected: tuple[str, asyncio.Task[Tokenizer]] | None = None  # a folder, and its tokenizer to come
         self._model: Model | None = None
         self._loading = asyncio.Lock()
         self._running = 0
@@ -55,7 +56,7 @@ class ServerContext:
             if self._model is None or self._model.info is not info:
                 tokenizer = self._given_tokenizer
                 if tokenizer is None:
-                    tokenizer = await asyncio.to_thread(Tokenizer.from_dir, info.tokenizer_dir)
+                    tokenizer = await self._load_tokenizer(info.tokenizer_dir)
                 if tokenizer.vocab_size > info.vocab_size:
                     raise UnsupportedModel(
                         f"the tokenizer of {info.model} has {tokenizer.vocab_size} tokens and the model "
@@ -64,6 +65,18 @@ class ServerContext:
                 names = self.settings.served_names or (Path(info.model).name,)
                 self._model = Model(info, tokenizer, names, int(time.time()))
             return self._model
+
+    def expect_tokenizer(self, folder: Path) -> None:
+        """Begin to load the tokenizer of the folder that the engine will most likely name once it is ready."""
+        loading = asyncio.create_task(asyncio.to_thread(Tokenizer.from_dir, folder))
+        loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # whether or not it is wanted
+        self._expected = (str(folder), loading)
+
+    async def _load_tokenizer(self, folder: str) -> Tokenizer:
+        expected, self._expected = self._expected, None  # once: another life of the engine may find other files there
+        if expected is not None and expected[0] == folder:
+            return await expected[1]
+        return await asyncio.to_thread(Tokenizer.from_dir, folder)
 
     async def named_model(self, name: str | None) -> Model:
         """The model, if that is what the client calls it. Raises NotFound."""

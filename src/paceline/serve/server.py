@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import functools
 import logging
 import signal
 import socket
 import ssl
 from collections.abc import Callable, Generator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -27,6 +27,7 @@ from paceline.errors import ConfigError
 from paceline.serve.app import create_app
 from paceline.serve.batch.manager import Batches
 from paceline.serve.context import ServerContext
+from paceline.serve.early import bind
 from paceline.serve.engine_port import Engine
 from paceline.serve.protocol import BoundedProtocol
 from paceline.serve.settings import ServeSettings
@@ -48,66 +49,34 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def run(
-    engine: Engine,
-    settings: ServeSettings,
-    *,
-    tokenizer: Tokenizer | None = None,
-    on_listening: OnListening | None = None,
-    on_ready: OnReady | None = None,
-) -> int:
-    """Serve until told to stop; the exit code.
-
-    `on_listening(url)` is called once the port is bound, `on_ready(url, info)` once requests are answered. Raises
-    ConfigError for a port or certificate that cannot be used, and whatever kept the engine from starting.
-    """
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-        return runner.run(serve(engine, settings, tokenizer=tokenizer, on_listening=on_listening, on_ready=on_ready))
-
-
 async def serve(
     engine: Engine,
     settings: ServeSettings,
     *,
     tokenizer: Tokenizer | None = None,
+    starting: asyncio.Task[EngineInfo] | None = None,
+    expected_tokenizer: Path | None = None,
     on_listening: OnListening | None = None,
     on_ready: OnReady | None = None,
 ) -> int:
-    """`run` on an event loop that exists already; signals are handled where this is the main thread."""
+    """Serve until told to stop; the exit code. Signals are handled where this is the main thread.
+
+    starting            `engine.start()`, if it has begun before this was called
+    expected_tokenizer  the folder that the engine will most likely name: its tokenizer is loaded meanwhile
+
+    `on_listening(url)` is called once the port is bound, `on_ready(url, info)` once requests are answered. Raises
+    ConfigError for a port or certificate that cannot be used, and whatever kept the engine from starting.
+    """
     bound = bind(settings.host, settings.port)
     try:
         server = Server(engine, settings, bound, tokenizer)
         if on_listening is not None:
             on_listening(server.url)
-        return await server.serve(on_ready)
+        if expected_tokenizer is not None:
+            server.context.expect_tokenizer(expected_tokenizer)
+        return await server.serve(on_ready, starting)
     finally:
         bound.close()
-
-
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ConfigError, in one line, when the port is taken or the address is not ours."""
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        bound = socket.socket(family)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host}: {error.strerror or error}") from error
-    except UnicodeError as error:  # a label of a name is empty or too long
-        raise ConfigError(f"cannot listen on {host[:64]!r}: not a valid host name") from error
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            bound.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        bound.bind(address)
-        bound.listen(2048)
-    except OSError as error:
-        bound.close()
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(f"port {port} on {host} is in use; choose another with --port") from error
-        if error.errno == errno.EACCES:
-            raise ConfigError(f"port {port} needs more rights than this user has; choose one above 1023") from error
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from error
-    bound.setblocking(False)
-    return bound
 
 
 class Server:
@@ -141,11 +110,14 @@ class Server:
             self._hurry.set()
         self._stop.set()
 
-    async def serve(self, on_ready: OnReady | None = None) -> int:
-        """Serve until stopped; the exit code. Raises what kept the engine from starting."""
+    async def serve(self, on_ready: OnReady | None = None, starting: asyncio.Task[EngineInfo] | None = None) -> int:
+        """Serve until stopped; the exit code. Raises what kept the engine from starting.
+
+        `starting` is the engine's start, if it has begun.
+        """
         with self._signals():
             listening = asyncio.create_task(self._uvicorn.serve(sockets=[self._bound]))
-            working = asyncio.create_task(self._work(on_ready))
+            working = asyncio.create_task(self._work(on_ready, starting))
             try:
                 await asyncio.wait({listening, working}, return_when=asyncio.FIRST_COMPLETED)
                 if not working.done():
@@ -158,10 +130,11 @@ class Server:
                 self._uvicorn.should_exit = True
                 await asyncio.wait({listening, working})
 
-    async def _work(self, on_ready: OnReady | None) -> int:
+    async def _work(self, on_ready: OnReady | None, starting: asyncio.Task[EngineInfo] | None) -> int:
         """Start, serve, drain."""
         stopping = asyncio.create_task(self._stop.wait())
-        starting = asyncio.create_task(self._engine.start())
+        if starting is None:
+            starting = asyncio.create_task(self._engine.start())
         try:
             await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if not starting.done():
@@ -236,11 +209,3 @@ def _uvicorn_config(app: Any, settings: ServeSettings) -> uvicorn.Config:
             f"the TLS certificate {settings.tls_certfile} or key {settings.tls_keyfile} cannot be used: {error}"
         ) from error
     return config
-
-
-def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    try:
-        import uvloop
-    except ImportError:
-        return None
-    return uvloop.new_event_loop  # type: ignore[no-any-return]

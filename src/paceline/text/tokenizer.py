@@ -13,9 +13,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from paceline.errors import CorruptModel, ModelNotFound
 from paceline.text.chat import ChatTemplate
 from paceline.text.decoding import DecoderKind, TokenDecoder
-
-# The named special tokens that chat templates may mention.
-SPECIAL_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+from paceline.text.special_tokens import read_json, special_tokens
 
 
 class Tokenizer:
@@ -37,7 +35,8 @@ class Tokenizer:
         eos = special.get("eos_token")
         eos_id = fast.token_to_id(eos) if eos is not None else None
         self.eos_token_ids: tuple[int, ...] = () if eos_id is None else (eos_id,)
-        description = json.loads(fast.to_str())["decoder"]
+        # The decoder pickles as its entry of tokenizer.json; `fast.to_str()` would write the whole vocabulary for it.
+        description = None if fast.decoder is None else json.loads(fast.decoder.__getstate__())
         self._kind = DecoderKind(description, self.piece, lambda ids: self.decode(ids, skip_special_tokens=False))
         self._bytes: dict[int, bytes] = {}
         self.longest_token = max((len(piece) for piece in fast.get_vocab()), default=1)  # characters
@@ -59,13 +58,12 @@ class Tokenizer:
         # A truncation or padding saved from training would silently cut prompts.
         fast.no_truncation()
         fast.no_padding()
-        config = _read_json(folder / "tokenizer_config.json")
-        special = _special_tokens(_read_json(folder / "special_tokens_map.json") | config)
+        special = special_tokens(folder)
         # A config may name an ordinary token as, say, its end: from then on it is a special one. Ones that the
         # vocabulary does not have are left out, since the model has no row for a new id.
         known = [token for token in dict.fromkeys(special.values()) if fast.token_to_id(token) is not None]
         fast.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in known])
-        return cls(fast, special, _find_template(folder, config))
+        return cls(fast, special, _find_template(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Ids of `text`; with `add_special_tokens`, with those that tokenizer.json puts around every text.
@@ -109,31 +107,7 @@ class Tokenizer:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
 
-def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
-        raise CorruptModel(f"{file} cannot be read: {error}") from error
-    except RecursionError:
-        raise CorruptModel(f"{file} cannot be read: nested too deeply") from None
-    if not isinstance(content, dict):
-        raise CorruptModel(f"{file} should hold one JSON object")
-    return content
-
-
-def _special_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Named special tokens; each is a string or {"content": string} in the files."""
-    found: dict[str, str] = {}
-    for name in SPECIAL_NAMES:
-        match config.get(name):
-            case str(text) | {"content": str(text)}:
-                found[name] = text
-    return found
-
-
-def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
+def _find_template(folder: Path) -> str | None:
     """The checkpoint's default chat template: its own file first, then the config's entry."""
     file = folder / "chat_template.jinja"
     if file.is_file():
@@ -141,9 +115,9 @@ def _find_template(folder: Path, config: dict[str, Any]) -> str | None:
             return file.read_text(encoding="utf-8")
         except (ValueError, OSError) as error:
             raise CorruptModel(f"{file} cannot be read: {error}") from error
-    entry = config.get("chat_template")
+    entry = read_json(folder / "tokenizer_config.json").get("chat_template")
     if entry is None:
-        entry = _read_json(folder / "chat_template.json").get("chat_template")
+        entry = read_json(folder / "chat_template.json").get("chat_template")
     if isinstance(entry, list):  # several named ones
         named = [item for item in entry if isinstance(item, dict) and item.get("name") == "default"]
         entry = named[-1].get("template") if named else None

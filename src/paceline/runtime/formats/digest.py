@@ -18,20 +18,24 @@ from paceline.errors import CorruptModel
 
 def files_digest(paths: Sequence[Path], cache_dir: Path | None = None) -> str:
     """Hex sha256 over the names and contents of the files, in the order given. None caches nothing."""
-    total = hashlib.sha256()
-    for path in paths:
-        total.update(f"{path.name}\0{file_digest(path, cache_dir)}\n".encode())
-    return total.hexdigest()
+    return _total([(path, file_digest(path, cache_dir)) for path in paths])
+
+
+def kept_digest(path: Path, cache_dir: Path) -> str | None:
+    """What `files_digest([path], cache_dir)` returns, if that need not read the file."""
+    try:
+        known = _kept(cache_dir / _identity(path))
+    except OSError:
+        return None
+    return None if known is None else _total([(path, known)])
 
 
 def file_digest(path: Path, cache_dir: Path | None = None) -> str:
     """Hex sha256 of one file's content."""
     try:
         entry = None if cache_dir is None else cache_dir / _identity(path)
-        if entry is not None and entry.is_file():
-            known = entry.read_text(encoding="ascii")
-            if len(known) == 64:
-                return known
+        if entry is not None and (known := _kept(entry)) is not None:
+            return known
         with path.open("rb") as file:
             before = _identity(path)
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -41,6 +45,20 @@ def file_digest(path: Path, cache_dir: Path | None = None) -> str:
     if entry is not None and before == entry.name == _identity(path):
         _keep(entry, digest)
     return digest
+
+
+def _total(digests: Sequence[tuple[Path, str]]) -> str:
+    """The digest of several files, from each one's."""
+    total = hashlib.sha256()
+    for path, digest in digests:
+        total.update(f"{path.name}\0{digest}\n".encode())
+    return total.hexdigest()
+
+
+def _kept(entry: Path) -> str | None:
+    """What an entry of the cache says, if it is there and whole."""
+    known = entry.read_text(encoding="ascii") if entry.is_file() else ""
+    return known if len(known) == 64 else None
 
 
 def _identity(path: Path) -> str:

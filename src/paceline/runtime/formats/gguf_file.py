@@ -179,6 +179,18 @@ class GGUFFile:
         self._advance(self._scalar("<Q"))
         return start
 
+    def _skip_strings(self, count: int) -> list[int]:
+        """Move over so many strings; their starts. One plain loop: vocabulary and merges are 100,000 and more."""
+        length_at, end, at = struct.Struct("<Q").unpack_from, len(self._data), self._at
+        starts = []
+        for _ in range(count):
+            starts.append(at)
+            at += 8 + length_at(self._data, at)[0]
+            if at > end:
+                raise struct.error
+        self._at = at
+        return starts
+
     def _advance(self, count: int) -> None:
         if self._at + count > len(self._data):
             raise struct.error
@@ -200,7 +212,7 @@ class GGUFFile:
             raise CorruptModel(f"{self.path}: unknown metadata type {kind} at byte {self._at}")
         item, count = self._scalar("<I"), self._scalar("<Q")
         if item == _STRING:
-            return StringArray(self._data, [self._skip_string() for _ in range(count)])
+            return StringArray(self._data, self._skip_strings(count))
         if item in _SCALARS:
             start = self._at
             form = np.dtype(_SCALARS[item])
