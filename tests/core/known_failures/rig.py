@@ -134,14 +134,22 @@ class Life:
         return [b - a for a, b in pairwise(self.times)]
 
     @property
+    def first_late(self) -> bool:
+        """Whether the first token came after it was promised, or not at all."""
+        ttft_s = self.ask.spec.ttft_s or self.kind.ttft_s
+        return ttft_s is not None and self.ttft_s > ttft_s + 1e-9
+
+    @property
+    def late_gaps(self) -> int:
+        """Tokens after the first that came later than promised."""
+        itl_s = self.ask.spec.itl_s or self.kind.itl_s
+        return sum(gap > itl_s + 1e-9 for gap in self.gaps) if itl_s is not None else 0
+
+    @property
     def kept(self) -> bool:
         """Whether its promise was: the first token in time, and all but the class's share of the gaps."""
-        spec, kind = self.ask.spec, self.kind
-        ttft_s, itl_s = spec.ttft_s or kind.ttft_s, spec.itl_s or kind.itl_s
-        if not self.times or (ttft_s is not None and self.ttft_s > ttft_s + 1e-9):
-            return False
-        late = sum(gap > itl_s + 1e-9 for gap in self.gaps) if itl_s is not None else 0
-        return late <= (1.0 - kind.percentile) * len(self.gaps)
+        allowed = (1.0 - self.kind.percentile) * len(self.gaps)
+        return bool(self.times) and not self.first_late and self.late_gaps <= allowed
 
 
 class Sim:

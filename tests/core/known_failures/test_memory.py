@@ -135,7 +135,7 @@ def test_a_request_may_be_paused_again_and_again(policy: str) -> None:
 
 def test_nobody_is_preempted_without_end() -> None:
     """inference-sim#963: near-livelock in a simulator; vLLM itself needs at most 4 preemptions a request."""
-    for seed in range(4):
+    for seed in range(2):
         rng = random.Random(seed)
         asks = [
             ask(
