@@ -23,7 +23,7 @@ def answers(model_file: str, **settings: Any) -> tuple[list[tuple[int, ...]], An
 
 def asked(llm: LLM) -> list[tuple[int, ...]]:
     """Of each answer the first 24 tokens; they go on, so that memory runs out."""
-    found = llm.generate(PROMPTS, temperature=0, max_tokens=40, ignore_eos=True)
+    found = llm.generate(PROMPTS, temperature=0, max_tokens=30, ignore_eos=True)
     return [tuple(answer.tokens[:24]) for answer in found]
 
 

@@ -14,17 +14,22 @@ from torch import Tensor
 
 from paceline.runtime.load import LoadedModel, load_model
 from tests.runtime import reference as reference_module
-from tests.runtime.equality import BUDGETS, MATRIX, PAIRWISE, Cell, Report, Ties, check, make_workload
+from tests.runtime.equality import BUDGETS, MATRIX, PAIRWISE, Cell, Report, Ties, Workload, check, make_workload
 from tests.runtime.reference import Reference
 from tests.runtime.test_models import CASES, COMMON, randomise
 
-LENGTHS = (
-    *(1, 2, 3, 5, 8, 12, 15, 16, 17, 21, 26, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65),
-    *(80, 96, 110, 128, 150, 190, 256, 333, 512, 900, 1500),
-)
-# Short prompts go on for longer: requests that outgrow their blocks are what preemption comes from.
-COUNTS = tuple(12 + 5 * i % 29 if length <= 150 else 4 + 7 * i % 17 for i, length in enumerate(LENGTHS))
-WORKLOAD = make_workload(LENGTHS, COUNTS, 49_000, block_size=16, max_model_len=8192)
+
+def default_workload(*longer: int) -> Workload:
+    """Every length around the ends of the first blocks, and longer ones."""
+    lengths = (1, 2, 3, 5, 8, 12, 15, 16, 17, 21, 26, 31, 32, 33, 40, 47, 48, 49, 63, 64, 65, *longer)
+    # Short prompts go on for longer: requests that outgrow their blocks are what preemption comes from.
+    counts = tuple(12 + 5 * i % 29 if length <= 150 else 4 + 7 * i % 17 for i, length in enumerate(lengths))
+    return make_workload(lengths, counts, 49_000, block_size=16, max_model_len=8192)
+
+
+# The longest is more than three of the four budgets, so that each of them cuts a prompt.
+SHORT = default_workload(110, 150, 256, 530)
+FULL = default_workload(80, 96, 110, 128, 150, 190, 256, 333, 512, 900, 1500)
 
 
 def expect(report: Report, cell: Cell) -> None:
@@ -39,8 +44,8 @@ def expect(report: Report, cell: Cell) -> None:
 @pytest.mark.timeout(600)  # a busy machine is no failure
 @pytest.mark.parametrize("cell", PAIRWISE, ids=str)
 def test_default_model(default_model: LoadedModel, reference: Reference, ties: Ties, cell: Cell) -> None:
-    # One at a time is slow: the cells that do so take half of the requests each, in turns.
-    workload = WORKLOAD.part(PAIRWISE.index(cell) // 2 % 2, 2) if cell.alone else WORKLOAD
+    # One at a time is slow: the four cells that do so share the requests among them.
+    workload = SHORT.part([one for one in PAIRWISE if one.alone].index(cell), 4) if cell.alone else SHORT
     report = check(default_model, reference, workload, cell)
     ties.note(workload, report)
     expect(report, cell)
@@ -48,10 +53,10 @@ def test_default_model(default_model: LoadedModel, reference: Reference, ties: T
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("cell", [cell for cell in MATRIX if cell not in PAIRWISE], ids=str)
+@pytest.mark.parametrize("cell", MATRIX, ids=str)
 def test_default_model_in_full(default_model: LoadedModel, reference: Reference, ties: Ties, cell: Cell) -> None:
-    report = check(default_model, reference, WORKLOAD, cell)
-    ties.note(WORKLOAD, report)
+    report = check(default_model, reference, FULL, cell)
+    ties.note(FULL, report)
     expect(report, cell)
 
 
