@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from paceline.app.calibrating import ClientTimes, Recording, build, doubts, overheads_of
 from paceline.app.calibration_load import BURSTS, LEVELS, Limits, sizes, spread, stages
-from paceline.app.cli import app
+from paceline.app.cli import make_app
 from paceline.core.shape import StepShape
 from paceline.cost.fit import FEWEST_ROWS, Overheads, load_calibration
 from paceline.cost.recorded import RequestTimes, StepRow
@@ -24,7 +24,7 @@ RUNNER = CliRunner()
 
 
 def failure(*arguments: str) -> PacelineError:
-    error = RUNNER.invoke(app, ["calibrate", *arguments]).exception
+    error = RUNNER.invoke(make_app(), ["calibrate", *arguments]).exception
     assert isinstance(error, PacelineError), error
     return error
 
@@ -107,7 +107,7 @@ def test_bad_input_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--out", "--keep"])
 def test_an_empty_path_is_a_mistake_of_the_command_line(option: str) -> None:
-    found = RUNNER.invoke(app, ["calibrate", option, ""])
+    found = RUNNER.invoke(make_app(), ["calibrate", option, ""])
     assert found.exit_code != 0
     assert "the path is empty" in found.output
 
@@ -115,7 +115,7 @@ def test_an_empty_path_is_a_mistake_of_the_command_line(option: str) -> None:
 def test_a_real_calibration_and_what_can_be_refitted_from_it(model_file: str, tmp_path: Path) -> None:
     out, keep = tmp_path / "calibration.json", tmp_path / "kept"
     flags = ["--threads", "1", "--kv-gib", "0.2", "--max-model-len", "512", "--seconds", "6"]
-    made = RUNNER.invoke(app, ["calibrate", model_file, "-o", str(out), "--keep", str(keep), "--json", *flags])
+    made = RUNNER.invoke(make_app(), ["calibrate", model_file, "-o", str(out), "--keep", str(keep), "--json", *flags])
     assert made.exit_code == 0, made.output
     calibration = load_calibration(out)
     assert calibration.provenance["steps"] >= FEWEST_ROWS
@@ -125,7 +125,7 @@ def test_a_real_calibration_and_what_can_be_refitted_from_it(model_file: str, tm
     decode, prefill = StepShape().plus(64, 1), StepShape().plus(0, 200)
     assert 0.0 < calibration.cost.predict(decode).seconds < calibration.cost.predict(prefill).seconds
 
-    again = RUNNER.invoke(app, ["calibrate", "--from", str(keep), "-o", str(out)])
+    again = RUNNER.invoke(make_app(), ["calibrate", "--from", str(keep), "-o", str(out)])
     assert again.exit_code == 0, again.output
     refitted = load_calibration(out)
     assert refitted.cost.to_row() == calibration.cost.to_row(), "the same steps give the same fit"

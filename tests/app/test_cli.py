@@ -38,6 +38,26 @@ def test_what_only_informs_loads_nothing_heavy(arguments: list[str]) -> None:
     assert "LOADED []" in done.stderr
 
 
+def test_a_server_starts_its_engine_before_it_imports_what_the_engine_does_not_wait_for(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").touch()
+    later = ("paceline.serve.server", "starlette", "uvicorn", "tokenizers", "numpy", "torch", "paceline.app.simulating")
+    script = (
+        "import os, sys\n"
+        "def hook(event, details):\n"
+        "    if event == 'subprocess.Popen' and 'paceline.engine.child' in details[1]:\n"
+        f"        print('LOADED', [name for name in {later!r} if name in sys.modules], flush=True)\n"
+        "        os._exit(0)\n"
+        "sys.addaudithook(hook)\n"
+        "from paceline.app import cli\n"
+        "sys.argv = ['paceline', 'serve', 'model.gguf', '--port', '0']\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env=environment(), timeout=60, cwd=tmp_path
+    )
+    assert done.stdout == "LOADED []\n", done.stderr
+
+
 def test_the_installed_command_is_this_one() -> None:
     command = Path(sys.executable).parent / "paceline"
     done = subprocess.run([command, "--version"], capture_output=True, text=True, env=environment(), timeout=60)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.app.cli import app
+from paceline.app.cli import make_app
 from paceline.core.calllog import read_calls
 from paceline.errors import ConfigError, ModelNotFound
 from paceline.measure.folder import RunFolder
@@ -23,7 +23,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(*words: str, code: int | None = 0) -> str:
-    result = CliRunner().invoke(app, ["simulate", *words])
+    result = CliRunner().invoke(make_app(), ["simulate", *words])
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert code is None or result.exit_code == code, result.output

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.app.cli import app
+from paceline.app.cli import make_app
 from paceline.errors import ConfigError
 from paceline.measure.folder import RunFolder
 
@@ -33,7 +33,7 @@ LOAD = ("--rate", "10", "-n", "30", "--input", "200", "--output", "50", "--polic
 
 
 def simulate(*words: str) -> str:
-    done = CliRunner().invoke(app, ["simulate", "run", "llama-3-8b", "--chip", "h100", *LOAD, *words])
+    done = CliRunner().invoke(make_app(), ["simulate", "run", "llama-3-8b", "--chip", "h100", *LOAD, *words])
     if isinstance(done.exception, ConfigError):
         raise done.exception
     return done.output

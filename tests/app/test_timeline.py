@@ -11,7 +11,7 @@ from tests.serve.live import live_server
 from tests.text.conftest import default_tokenizer, default_tokenizer_dir
 from typer.testing import CliRunner
 
-from paceline.app.cli import app
+from paceline.app.cli import make_app
 from paceline.core.step import Bound, SchedulerStats
 from paceline.engine.messages import EngineStats, StepSample
 from paceline.errors import ConfigError, EngineError
@@ -61,21 +61,21 @@ def test_the_command_shows_a_servers_steps(default_tokenizer: Tokenizer, tmp_pat
     runner = CliRunner()
     with live_server(default_tokenizer) as live:
         url = str(live.client.base_url)
-        assert "no step yet" in runner.invoke(app, ["timeline", url]).output
+        assert "no step yet" in runner.invoke(make_app(), ["timeline", url]).output
         assert live.chat().status_code == 200
-        shown = runner.invoke(app, ["timeline", url])
+        shown = runner.invoke(make_app(), ["timeline", url])
         assert shown.exit_code == 0
         assert "tightest promise between tokens: 100 ms" in shown.output
-        rows = json.loads(runner.invoke(app, ["timeline", url, "--json"]).output)["rows"]
+        rows = json.loads(runner.invoke(make_app(), ["timeline", url, "--json"]).output)["rows"]
         assert len(rows) > 1
         out = tmp_path / "page.html"
-        assert runner.invoke(app, ["timeline", url, "--out", str(out)]).exit_code == 0
+        assert runner.invoke(make_app(), ["timeline", url, "--out", str(out)]).exit_code == 0
         assert json.dumps(rows[0]) in out.read_text()
-        assert isinstance(runner.invoke(app, ["timeline", url, "--out", str(tmp_path)]).exception, ConfigError)
+        assert isinstance(runner.invoke(make_app(), ["timeline", url, "--out", str(tmp_path)]).exception, ConfigError)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:9", "http://"])
 def test_no_server_is_one_line(url: str) -> None:
-    error = CliRunner().invoke(app, ["timeline", url]).exception
+    error = CliRunner().invoke(make_app(), ["timeline", url]).exception
     assert isinstance(error, EngineError | ConfigError)
     assert url in str(error)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.app.cli import app, exit_code
+from paceline.app.cli import exit_code, make_app
 from paceline.core.shape import StepShape
 from paceline.cost.analytic import AnalyticCost
 from paceline.cost.catalogue import find_chip, find_model
@@ -25,7 +25,7 @@ LLAMA = ("--model", "llama-3-8b", "--chip", "l40s")
 
 
 def run(*words: str) -> str:
-    found = CliRunner().invoke(app, ["plan", *words])
+    found = CliRunner().invoke(make_app(), ["plan", *words])
     if found.exception is not None and not isinstance(found.exception, SystemExit):
         raise found.exception
     assert found.exit_code == 0, found.output
@@ -112,7 +112,7 @@ def test_absurd_numbers_are_one_line(words: tuple[str, ...], match: str) -> None
 
 @pytest.mark.parametrize("option", ["--out", "--calibration"])
 def test_an_empty_path_is_not_the_current_folder(option: str) -> None:
-    found = CliRunner().invoke(app, ["plan", *LLAMA, option, ""])
+    found = CliRunner().invoke(make_app(), ["plan", *LLAMA, option, ""])
     assert found.exit_code == 2
     assert "the path is empty" in found.output
 

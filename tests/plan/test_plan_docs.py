@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.app.cli import app
+from paceline.app.cli import make_app
 from paceline.plan.registry import QUESTIONS
 
 PAGE = (Path(__file__).parents[2] / "docs" / "plan.md").read_text("utf-8")
@@ -34,7 +34,7 @@ def test_the_examples_say_what_the_page_says(
     monkeypatch.setenv("COLUMNS", "110")
     program, *words = shlex.split(command)
     assert program == "paceline"
-    found = CliRunner().invoke(app, words)
+    found = CliRunner().invoke(make_app(), words)
     assert found.exit_code == 0, found.output
     if said.strip() and not doctest.OutputChecker().check_output(said, found.output, FLAGS):
         pytest.fail(f"$ {command}\n{found.output}")

@@ -7,15 +7,13 @@ exit code (the table below); anything else is a bug and keeps its traceback.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Annotated
 
 import typer
 
-import paceline.measure.cli  # noqa: F401  # puts the commands into `bench`
-from paceline.app.commands import batch, calibrate, chat, generate, keys, models, plan, serve, show, simulate, timeline
 from paceline.errors import ConfigError, EngineError, ModelError, ModelNotFound, PacelineError, RequestError
-from paceline.measure.cli_base import app as bench
 from paceline.version import __version__
 
 # As sysexits.h numbers them, the most special error first.
@@ -29,16 +27,43 @@ EXIT_CODES: tuple[tuple[type[PacelineError], int], ...] = (
 )
 INTERRUPTED = 130
 
-app = typer.Typer(
-    name="paceline",
-    help="LLM inference that holds the latency it promised.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+# Modules of `app.commands`, in the order of the help.
+_COMMANDS = (
+    "serve",
+    "chat",
+    "generate",
+    "batch",
+    "calibrate",
+    "models",
+    "plan",
+    "simulate",
+    "show",
+    "timeline",
+    "keys",
 )
-for group in (serve, chat, generate, batch, calibrate, models, plan, simulate, show, timeline, keys):
-    group.register(app)
-app.add_typer(bench)
+
+
+def make_app(word: str = "") -> typer.Typer:
+    """The command line; of its commands, those of the module that `word` names, if it names one.
+
+    All the others take a tenth of a second to import, and every start of a server would wait for them.
+    """
+    app = typer.Typer(
+        name="paceline",
+        help="LLM inference that holds the latency it promised.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in (word,) if word in _COMMANDS else _COMMANDS:
+        importlib.import_module(f"paceline.app.commands.{name}").register(app)
+    if word not in _COMMANDS:
+        import paceline.measure.cli  # noqa: F401  # puts the commands into `bench`
+        from paceline.measure.cli_base import app as bench
+
+        app.add_typer(bench)
+    return app
 
 
 def _print_version(wanted: bool) -> None:
@@ -47,7 +72,6 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
@@ -64,7 +88,7 @@ def exit_code(error: PacelineError) -> int:
 def main() -> None:
     """Entry point of the `paceline` script."""
     try:
-        app(standalone_mode=True)
+        make_app(*sys.argv[1:2])(standalone_mode=True)
     except PacelineError as error:
         print(f"paceline: {error}", file=sys.stderr)
         sys.exit(exit_code(error))

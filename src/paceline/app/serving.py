@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from paceline.app.build import FACTORY, expect_tokenizer, plan_engine
+from paceline.app.build import FACTORY, EngineSpec, expect_tokenizer, plan_engine
 from paceline.app.settings import AuthSettings, BatchSettings, Settings
 from paceline.app.stages import StagePrinter, progress_on_stderr
 from paceline.engine.client import EngineClient, EngineLaunch
@@ -110,19 +110,22 @@ def serve(settings: Settings) -> int:
     engine = EngineClient(launch, restart=settings.serve.restart, on_stage=front.on_stage)
     front.on_starting()
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        return runner.run(_serve(engine, http, front, expect_tokenizer(spec)))
+        return runner.run(_serve(engine, http, front, spec))
 
 
-async def _serve(engine: EngineClient, http: ServeSettings, front: Front, tokenizer: Path | None) -> int:
+async def _serve(engine: EngineClient, http: ServeSettings, front: Front, spec: EngineSpec) -> int:
     """The engine first: its process imports torch on one core, while this one imports the HTTP room on another."""
     starting = asyncio.create_task(engine.start())
     try:
+        # Imports in a thread would hold up the engine's start too, which is two turns of the event loop.
+        while engine.pid is None and not starting.done():  # noqa: ASYNC110
+            await asyncio.sleep(0)
         server = await asyncio.to_thread(importlib.import_module, "paceline.serve.server")
         code: int = await server.serve(
             engine,
             http,
             starting=starting,
-            expected_tokenizer=tokenizer,
+            expected_tokenizer=await asyncio.to_thread(expect_tokenizer, spec),
             on_listening=front.on_listening,
             on_ready=front.on_ready,
         )
