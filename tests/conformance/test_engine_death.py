@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import openai
+import pytest
 
 from tests.conformance.conftest import LiveServer, start_server, stop_server
 
@@ -64,6 +65,7 @@ def test_killed_engine_tells_everybody_and_exits(tmp_path: Path) -> None:
     stop_server(server)
 
 
+@pytest.mark.slow  # every day, tests/reliability does the same without a model
 def test_supervised_engine_comes_back(tmp_path: Path) -> None:
     server = start_server(tmp_path, "--restart")
     try:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import cache
 from pathlib import Path
 
+import gguf
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -60,8 +62,10 @@ def default_model(default_path: Path) -> LoadedModel:
 @pytest.fixture(scope="session")
 def reference(default_path: Path) -> Reference:
     """The default model as transformers reads and runs it."""
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
+        # transformers parses the file for the configuration and again for the weights: seconds each time.
+        patch.setattr(gguf, "GGUFReader", cache(gguf.GGUFReader))
         model = AutoModelForCausalLM.from_pretrained(
             str(default_path.parent), gguf_file=default_path.name, dtype=torch.float32
         )
