@@ -256,12 +256,36 @@ def test_a_request_brings_its_own_targets(live: Live) -> None:
         ({"paceline": {"itl_ms": 0}}, 400, "paceline.itl_ms"),
         ({"paceline": {"ttft_ms": -5}}, 400, "paceline.ttft_ms"),
         ({"service_tier": "flex", "paceline": {"class": "interactive"}}, 400, "paceline.class"),
+        ({"paceline": {"ttft_ms": 500, "e2e_ms": 100}}, 400, "paceline.ttft_ms"),
+        ({"paceline": {"itl_ms": 101, "e2e_ms": 100}}, 400, "paceline.itl_ms"),
     ],
 )
 def test_bad_classes_and_targets(live: Live, body: dict[str, Any], status: int, param: str) -> None:
     answer = live.chat(**body)
     assert answer.status_code == status
     assert answer.json()["error"]["param"] == param
+
+
+def test_contradicting_targets_are_both_named(live: Live) -> None:
+    error = live.chat(paceline={"ttft_ms": 500, "e2e_ms": 100}).json()["error"]
+    assert "paceline.ttft_ms 500 is above paceline.e2e_ms 100" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("own", "applied"),
+    [
+        ({"e2e_ms": 1000}, (1000, 250, 1000)),  # the class's first token would have been due after the last
+        ({"e2e_ms": 100}, (100, 100, 100)),
+        ({"e2e_ms": 9000}, (5000, 250, 9000)),
+        ({"ttft_ms": 100, "itl_ms": 100, "e2e_ms": 100}, (100, 100, 100)),
+        ({"class": "batch", "e2e_ms": 1000}, (None, None, 1000)),
+    ],
+)
+def test_no_target_lies_beyond_that_of_the_last_token(
+    live: Live, own: dict[str, Any], applied: tuple[float | None, ...]
+) -> None:
+    told = live.chat(paceline=own).json()["paceline"]
+    assert (told["ttft_ms"], told["itl_ms"], told["e2e_ms"]) == applied
 
 
 def test_a_character_is_never_cut_in_two(live: Live) -> None:

@@ -41,11 +41,13 @@ class TrafficClass:
         for field in ("ttft_s", "itl_s", "e2e_s"):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{where}: {field} is {value}; it must be above 0, or left out for no promise")
-        if self.e2e_s is not None and self.ttft_s is not None and self.e2e_s < self.ttft_s:
-            raise ConfigError(
-                f"{where}: e2e_s {self.e2e_s} is below ttft_s {self.ttft_s}; the last token comes no earlier"
-            )
+                raise ConfigError(f"{where}: {field} is {value}; it must be above 0, or None for no promise")
+        for target_s, what in ((self.ttft_s, "to the first token"), (self.itl_s, "between tokens")):
+            if self.e2e_s is not None and target_s is not None and self.e2e_s < target_s:
+                raise ConfigError(
+                    f"{where}: {1000 * self.e2e_s:g} ms to the last token is less than {1000 * target_s:g} ms {what}; "
+                    f"no token comes after the last one"
+                )
         if not 0.0 < self.percentile < 1.0:
             raise ConfigError(f"{where}: percentile is {self.percentile}; it must be between 0 and 1, like 0.95")
         if not 0 < self.weight < math.inf:

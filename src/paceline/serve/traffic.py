@@ -55,14 +55,31 @@ def resolve_traffic(
             param=param,
             code="class_not_allowed",
         )
-    own = own or PacelineOptions()
-    return Traffic(
-        kind,
-        kind.ttft_s if own.ttft_ms is None else own.ttft_ms / 1000,
-        kind.itl_s if own.itl_ms is None else own.itl_ms / 1000,
-        kind.e2e_s if own.e2e_ms is None else own.e2e_ms / 1000,
-        None if service_tier is None else _tier_of(name),
-    )
+    ttft_s, itl_s, e2e_s = _targets(kind, own or PacelineOptions())
+    return Traffic(kind, ttft_s, itl_s, e2e_s, None if service_tier is None else _tier_of(name))
+
+
+def _targets(kind: TrafficClass, own: PacelineOptions) -> tuple[float | None, float | None, float | None]:
+    """To the first token, between tokens, to the last one: the request's own, or its class's. In seconds.
+
+    None of the first two is above the third: no token comes after the last one. A request that says otherwise itself
+    contradicts itself (BadRequest); a target that its class brings gives way.
+    """
+    for field, value in (("ttft_ms", own.ttft_ms), ("itl_ms", own.itl_ms)):
+        if value is not None and own.e2e_ms is not None and value > own.e2e_ms:
+            raise BadRequest(
+                f"paceline.{field} {value:g} is above paceline.e2e_ms {own.e2e_ms:g}; no token follows the last one",
+                param=f"paceline.{field}",
+            )
+    e2e_s = kind.e2e_s if own.e2e_ms is None else own.e2e_ms / 1000
+    ttft_s = kind.ttft_s if own.ttft_ms is None else own.ttft_ms / 1000
+    itl_s = kind.itl_s if own.itl_ms is None else own.itl_ms / 1000
+    return _at_most(ttft_s, e2e_s), _at_most(itl_s, e2e_s), e2e_s
+
+
+def _at_most(target_s: float | None, limit_s: float | None) -> float | None:
+    """Where nothing was promised, nothing is."""
+    return target_s if target_s is None or limit_s is None else min(target_s, limit_s)
 
 
 def _named(service_tier: str | None, own: PacelineOptions | None) -> tuple[str | None, str]:
