@@ -381,6 +381,9 @@ def test_axes_keep_everything_inside(low: float, width: float, values: list[floa
         dust = 1e-3 * abs(axis.high) if axis.logarithmic else 1e-6 * (axis.high - axis.low)
         for tick, _ in axis.ticks:
             assert axis.low - dust <= tick <= axis.high + dust
+
+
+def test_the_last_point_of_a_thinned_line_stays() -> None:
     assert svg.thin([(float(i), 0.0) for i in range(10_000)])[-1] == (9999.0, 0.0)
 
 
