@@ -11,6 +11,7 @@ from paceline.errors import ConfigError
 from paceline.measure.plan import Trace
 from paceline.measure.traces import TraceRow, load_trace
 
+AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 DATA = Path(__file__).parents[3] / "shared" / "data"
 
 
@@ -102,15 +103,50 @@ def test_skip_limit_and_speed(tmp_path: Path) -> None:
         ("e.json", "[]", "empty"),
         ("x.txt", "hello", "cannot tell the format"),
         ("t.jsonl", '{"at_s": NaN, "input_tokens": 1}\n', ":1:"),
-        ("t.jsonl", '{"at_s": "inf", "input_tokens": 1}\n', ":1:.*not finite"),
+        ("t.jsonl", '{"at_s": "inf", "input_tokens": 1}\n', ":1: at_s is 'inf'; it must be a finite number"),
+        ("t.jsonl", '{"at_s": [1], "input_tokens": 1}\n', r":1: at_s is \[1\]; it must be a finite number"),
+        (
+            "t.jsonl",
+            '{"at_s": 1, "input_tokens": "x"}\n',
+            ":1: input_tokens is 'x'; it must be a whole number of tokens",
+        ),
+        ("t.jsonl", '{"input_tokens": 1, "output_tokens": 0}\n', ":1: output_tokens is 0; .* of tokens, 1 or more"),
+        ("t.jsonl", '{"input_tokens": 1, "hash_ids": 7}\n', ":1: hash_ids is 7; it must be a list of whole numbers"),
+        (
+            "t.jsonl",
+            '{"input_tokens": 100, "hash_ids": [1, 2]}\n',
+            ":1: hash_ids has 2 ids; a prompt of 100 tokens has 1",
+        ),
+        ("t.jsonl", '{"input_tokens": 50, "hash_ids_16": [1, 2]}\n', ":1: hash_ids_16 has 2 ids; .* 4 blocks of 16"),
+        ("t.jsonl", '{"input_tokens": 9, "block_tokens": 0}\n', ":1: block_tokens is 0; .* 1 or more"),
+        ("t.jsonl", "[1]\n", "entry 0"),
+        ("t.jsonl", '{"input_tokens": 1}\n[1]\n', ":2: not a JSON object"),
         ("t.jsonl", '{"at_s": 1e999, "input_tokens": 1}\n', ":1:"),
         ("t.jsonl", '{"at_s": 1, "input_tokens": 1}\n{"at_s": 2, "input_tokens": -5}\n', ":2:"),
-        ("t.jsonl", '{"at_s": 1, "input_tokens": 1}\n{broken\n', ":2:"),
+        ("t.jsonl", '{"at_s": 1, "input_tokens": 1}\n{broken\n', r":2: not JSON \(from byte 1 on\); a line must be"),
         ("t.jsonl", '{"at_s": 1}\n', "neither"),
         ("t.jsonl", '{"at_s": 1, "input_tokens": 1}\n{"input_tokens": 1}\n', "some rows have a time"),
-        ("m.jsonl", '{"timestamp": 1, "hash_ids": [1]}\n', "input_length.* is missing"),
-        ("a.csv", "TIMESTAMP,ContextTokens,GeneratedTokens\nyesterday,1,2\n", ":2:"),
-        ("a.csv", "TIMESTAMP,Tokens\n2024-05-10 00:00:00,1\n", ":2:"),
+        ("m.jsonl", '{"timestamp": 1, "hash_ids": [1]}\n', ":1: input_length is missing"),
+        (
+            "m.jsonl",
+            '{"timestamp": 1, "input_length": 1200, "output_length": 9, "hash_ids": [1]}\n',
+            ":1: hash_ids has 1 ids; a prompt of 1200 tokens has 3 blocks of 512",
+        ),
+        (
+            "m.jsonl",
+            '{"timestamp": 1, "input_length": 9, "output_length": 0, "hash_ids": [1]}\n',
+            ":1: output_length is 0; it must be a whole number of tokens, 1 or more",
+        ),
+        ("a.csv", f"{AZURE}yesterday,1,2\n", ":2: column TIMESTAMP is 'yesterday'; it must be a date and time"),
+        ("a.csv", f"{AZURE}2024-05-10 00:00:00,1\n", ":2: column GeneratedTokens is empty; it must be a whole number"),
+        ("a.csv", f"{AZURE}2024-05-10 00:00:00,abc,1\n", ":2: column ContextTokens is 'abc'; it must be a whole"),
+        ("a.csv", f"{AZURE}2024-05-10 00:00:00,-3,1\n", ":2: column ContextTokens is -3; .* 0 or more"),
+        ("a.csv", f"{AZURE}2024-05-10 00:00:00,3,0\n", ":2: column GeneratedTokens is 0; .* 1 or more"),
+        (
+            "a.csv",
+            "TIMESTAMP,ContextTokens\n2024-05-10 00:00:00,1\n",
+            ":1: column GeneratedTokens is missing; an Azure",
+        ),
         ("s.json", "[1]", "entry 0"),
         ("s.json", "[{", "not JSON"),
         ("b.jsonl", b"\x00\x01\xff", "cannot tell"),
@@ -120,6 +156,19 @@ def test_broken_traces_are_refused_in_one_line(tmp_path: Path, name: str, text: 
     with pytest.raises(ConfigError, match=message) as caught:
         load(tmp_path / name, text)
     assert "\n" not in str(caught.value)
+
+
+def test_ids_may_be_those_of_full_blocks_alone(tmp_path: Path) -> None:
+    rows = load(tmp_path / "t.jsonl", '{"input_tokens": 1200, "hash_ids": [1, 2]}\n{"input_tokens": 9, "hash_ids": []}')
+    assert [row.blocks for row in rows] == [(1, 2), ()]
+
+
+def test_an_unknown_class_is_refused_where_the_classes_are_known(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    path.write_text('{"input_tokens": 1, "class": "batch"}\n{"input_tokens": 1, "class": "gold"}\n')
+    assert load_trace(Trace(path=str(path)))[1].traffic_class == "gold"
+    with pytest.raises(ConfigError, match=r":2: class is 'gold'; it must be one of standard, batch"):
+        load_trace(Trace(path=str(path)), ["standard", "batch"])
 
 
 def test_a_missing_trace(tmp_path: Path) -> None:

@@ -55,6 +55,13 @@ def codes(found: Verdict) -> set[str]:
     return {reason.code for reason in found.reasons}
 
 
+def test_where_nothing_succeeds_the_first_reason_is_told() -> None:
+    lost = failed(ErrorClass.HTTP_4XX, error_message="a prompt of 900 tokens\nis too long")
+    found = verdict([lost, failed(ErrorClass.HTTP_4XX, at_s=1.0, error_message="another")])
+    said = next(reason.text for reason in found.reasons if reason.code == "no_success")
+    assert said == "none of 2 requests succeeded (http_4xx 2); the first: a prompt of 900 tokens is too long"
+
+
 def noisy(n: int = 400, seed: int = 0) -> list[RequestRecord]:
     rng = random.Random(seed)
     return records_of([100 + 30 * rng.random() for _ in range(n)])

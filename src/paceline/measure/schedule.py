@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -50,28 +50,32 @@ def seeded(name: str) -> random.Random:
     return random.Random(name)  # noqa: S311  reproducible load, no secrets
 
 
-def build_schedule(plan: BenchPlan) -> list[Arrival]:
-    """The arrivals of a plan in order of time. Raises ConfigError for a plan that cannot be run."""
+def build_schedule(plan: BenchPlan, classes: Collection[str] | None = None) -> list[Arrival]:
+    """The arrivals of a plan in order of time. Raises ConfigError for a plan that cannot be run.
+
+    A trace may name those of `classes`; None: any.
+    """
     check(plan)
-    rows = _rows(plan)
+    rows = _rows(plan, classes)
     times = _times(plan, rows)
     if not times:
         raise ConfigError("the schedule is empty: no arrival falls into the duration")
     return [_arrival(plan, i, at, rows[i % len(rows)] if rows else None) for i, at in enumerate(times)]
 
 
-def _rows(plan: BenchPlan) -> list[TraceRow]:
+def _rows(plan: BenchPlan, classes: Collection[str] | None) -> list[TraceRow]:
     if plan.trace is not None:
-        return load_trace(plan.trace)
+        return load_trace(plan.trace, classes)
     if plan.prompts.file is not None:
-        return load_prompts(Path(plan.prompts.file))
+        return load_prompts(Path(plan.prompts.file), classes)
     return []
 
 
-def load_prompts(path: Path) -> list[TraceRow]:
+def load_prompts(path: Path, classes: Collection[str] | None = None) -> list[TraceRow]:
     """One prompt a line, or JSON lines with "prompt" or "messages"."""
     if path.suffix in (".jsonl", ".json"):
-        return load_trace(Trace(path=str(path), format="sharegpt" if path.suffix == ".json" else "jsonl"))
+        form = "sharegpt" if path.suffix == ".json" else "jsonl"
+        return load_trace(Trace(path=str(path), format=form), classes)
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:

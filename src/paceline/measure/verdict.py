@@ -249,7 +249,9 @@ def _successes(run: RunMetrics) -> Iterable[Reason]:
     elif not run.succeeded:
         counts = ", ".join(f"{error} {count}" for error, count in run.errors.items())
         level = Level.INVALID if set(run.errors) <= _CANNOT_RUN else Level.FAIL
-        yield Reason(level, "no_success", f"none of {len(run.requests)} requests succeeded ({counts})")
+        text = f"none of {len(run.requests)} requests succeeded ({counts})"
+        said = " ".join(next((r.record.error_message for r in run.requests if r.record.error_message), "").split())
+        yield Reason(level, "no_success", f"{text}; the first: {said}" if said else text)
 
 
 def steady_load(plan: BenchPlan) -> bool:

@@ -110,7 +110,7 @@ def traffic_of(plan: BenchPlan, setup: EngineSetup) -> tuple[Traffic, list[Arriv
         if plan.load.arrivals is not Arrivals.TRACE:
             raise ConfigError(f"{trace.path} is a call log, which has its own times: give no --rate or --concurrency")
         return recorded(trace.path, speed=trace.speed, skip=trace.skip, limit=trace.limit), []
-    schedule = build_schedule(plan)
+    schedule = build_schedule(plan, [kind.name for kind in setup.config.classes])
     traffic = PlannedTraffic(
         schedule,
         plan.load,
@@ -200,15 +200,18 @@ def find_rate(
         name = f"rate-{rate:g}-{attempt}"
         each = msgspec.structs.replace(at_load(plan, "rate", rate, ""), seed=plan.seed + attempt)
         labels = {"capacity": f"{rate:g}", "attempt": str(attempt)}
-        run, result = simulate(
-            each, setup, folder / name, on_progress, simulator=simulator, labels=labels, parent=folder.name
-        )
-        if result.ended == "interrupted":
+        try:
+            run, result = simulate(
+                each, setup, folder / name, on_progress, simulator=simulator, labels=labels, parent=folder.name
+            )
+            if result.ended == "interrupted":
+                return Answer.STOPPED, "stopped", name
+            if result.ended == "overloaded":
+                answer, why = Answer.FAILS, result.warnings[0]
+            else:
+                answer, why = judge_trial(analyse(run))
+        except KeyboardInterrupt:  # while a schedule is made, or a run is written or judged
             return Answer.STOPPED, "stopped", name
-        if result.ended == "overloaded":
-            answer, why = Answer.FAILS, result.warnings[0]
-        else:
-            answer, why = judge_trial(analyse(run))
         if on_trial is not None:
             on_trial(rate, attempt, answer, why)
         return answer, why, name
