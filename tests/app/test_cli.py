@@ -129,6 +129,23 @@ def test_generate_answers_a_file_as_json_lines(model_file: str, llm: LLM, tmp_pa
     assert answers[2]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("name", ["typer", "paceline.errors", "paceline.app.commands.simulate"])
+def test_ctrl_c_while_modules_are_read_leaves_no_traceback(name: str) -> None:
+    script = (
+        "import sys\n"
+        "class Impatient:\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        f"        if name == {name!r}:\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Impatient())\n"
+        "sys.argv = ['paceline', 'simulate', '--help']\n"
+        "from paceline.app.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment(), timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_ctrl_c_keeps_what_is_there(model_file: str, tmp_path: Path) -> None:
     """What has ended is whole, what runs is cut, and it all ends at once with 130."""
     short, endless = {"messages": [{"role": "user", "content": "Say hello."}]}, {"prompt": "1, 2, 3,"}

@@ -10,8 +10,10 @@ from typer.testing import CliRunner
 
 from paceline.app.cli import make_app
 from paceline.core.calllog import read_calls
+from paceline.core.step import StepPlan, StepResult
 from paceline.errors import ConfigError, ModelNotFound
 from paceline.measure.folder import RunFolder
+from paceline.simulate.backend import SimulatedBackend
 
 ENGINE = ("llama-3-8b", "--chip", "h100")
 SMALL = ("--input", "200", "--output", "20", "-q")
@@ -51,6 +53,41 @@ def test_json_and_a_seed_give_the_same_again() -> None:
     assert one["manifest"]["kind"] == "simulated"
     other = json.loads(run(*words[:-1], "8", "--out", "c"))
     assert other["metrics"]["latencies"] != one["metrics"]["latencies"]
+
+
+def test_an_interrupted_family_keeps_the_part_that_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _ctrl_c(monkeypatch, run=2, step=300)
+    load = ("--rate", "5", "-n", "60", *SMALL)
+    said = run(*ENGINE, *load, "--compare", "policy=decode_first,vllm,sglang", "--out", "family", code=3)
+    assert "interrupted" in said
+    members = json.loads((tmp_path / "family" / "summary.json").read_text())["members"]
+    assert [(one["policy"], one["ended"]) for one in members] == [("decode_first", "complete"), ("vllm", "interrupted")]
+    assert 0 < members[1]["succeeded"] < 60
+    assert "Interrupted: vllm at 5 is a part of its run" in (tmp_path / "family" / "report.html").read_text()
+
+
+def test_an_interrupted_search_says_what_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _ctrl_c(monkeypatch, run=2, step=200)
+    load = ("--policy", "vllm", "-n", "60", *SMALL, "--slo", "ttft<=1s", "--low", "5")
+    said = run("capacity", *ENGINE, *load, "--out", "search", code=2)
+    assert "at least 5 requests/s" in said
+    found = json.loads((tmp_path / "search" / "capacity.json").read_text())
+    assert (found["limited_by"], found["failed_at"]) == ("user", None)
+    assert "held, unconfirmed" in found["why"]
+
+
+def _ctrl_c(monkeypatch: pytest.MonkeyPatch, *, run: int, step: int) -> None:
+    """Ctrl-C while the `step`th step of the `run`th run is computed."""
+    execute, seen = SimulatedBackend.execute, list[SimulatedBackend]()
+
+    def impatient(backend: SimulatedBackend, plan: StepPlan) -> StepResult:
+        if backend not in seen:
+            seen.append(backend)
+        if len(seen) == run and plan.step == step:
+            raise KeyboardInterrupt
+        return execute(backend, plan)
+
+    monkeypatch.setattr(SimulatedBackend, "execute", impatient)
 
 
 def test_a_call_log_comes_out_and_goes_in(tmp_path: Path) -> None:
@@ -105,6 +142,16 @@ def test_capacity(tmp_path: Path) -> None:
 def test_what_cannot_be_is_one_line(words: tuple[str, ...], error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         run(*words, "--rate", "1", "-n", "5")
+
+
+def test_a_trace_names_the_classes_that_there_are(tmp_path: Path) -> None:
+    (tmp_path / "t.jsonl").write_text('{"input_tokens": 9, "output_tokens": 2, "class": "gold"}\n')
+    words = (*ENGINE, "--trace", "t.jsonl", "--rate", "1", "-n", "2", "-q")
+    with pytest.raises(
+        ConfigError, match=r"t.jsonl:1: class is 'gold'; it must be one of interactive, standard, batch"
+    ):
+        run(*words)
+    assert "2 requests succeeded" in run(*words, "--classes", '{"gold": {}}')
 
 
 def test_infinite_loads() -> None:

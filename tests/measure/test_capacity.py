@@ -69,6 +69,23 @@ def test_what_cannot_be_told_is_tried_again_and_then_counts_as_failed() -> None:
     found = find_capacity(lambda rate, attempt: (Answer.OPEN, "thin", ""), SearchSettings(low=1, attempts=3))
     assert found.best is None
     assert [t.attempt for t in found.trials] == [0, 1, 2]
+    assert found.undecided
+    assert found.why == "none: 1/s could not be told in 3 runs (more requests a run would tell)"
+
+
+def test_a_rate_that_could_not_be_told_is_not_called_failed() -> None:
+    def blurred(rate: float, attempt: int) -> tuple[Answer, str, str]:
+        return (Answer.HOLDS if rate <= 4.2 else Answer.OPEN if rate < 6 else Answer.FAILS), "", ""
+
+    found = find_capacity(blurred, SearchSettings(low=1, high=100))
+    assert found.undecided
+    assert (
+        found.why
+        == f"{found.best:g}/s holds, {found.failed_at:g}/s could not be told in 3 runs (more requests a run would tell)"
+    )
+    sharp = find_capacity(server(4.2), SearchSettings(low=1, high=100))
+    assert not sharp.undecided
+    assert sharp.why == f"{sharp.best:g}/s holds, {sharp.failed_at:.4g}/s does not"
 
 
 def test_a_lucky_run_is_not_confirmed() -> None:
@@ -93,6 +110,7 @@ def test_a_client_at_its_limit_ends_the_search_with_what_held() -> None:
     assert found.limited_by == "client"
     assert found.best == 8
     assert "late" in found.why
+    assert "at least 8/s held, unconfirmed" in found.why
 
 
 def test_a_run_that_the_client_spoilt_is_repeated() -> None:
@@ -109,7 +127,25 @@ def test_a_run_that_the_client_spoilt_is_repeated() -> None:
 
 def test_a_user_who_stops_it() -> None:
     found: Capacity = find_capacity(lambda rate, attempt: (Answer.STOPPED, "", ""), SearchSettings())
-    assert (found.best, found.limited_by) == (None, "user")
+    assert (found.best, found.limited_by, found.why, found.shown) == (None, "user", "stopped", "not known")
+
+
+@pytest.mark.parametrize(
+    ("turn", "best", "why", "shown"),
+    [
+        (2, 1, "stopped; at least 1/s held, unconfirmed", "at least 1 requests/s"),
+        (4, 2, "stopped; at least 2/s held, unconfirmed; 4/s did not", "at least 2 requests/s"),
+    ],
+)
+def test_a_user_who_stops_it_is_told_what_is_known(turn: int, best: float, why: str, shown: str) -> None:
+    runs: list[float] = []
+
+    def trial(rate: float, attempt: int) -> tuple[Answer, str, str]:
+        runs.append(rate)
+        return Answer.STOPPED if len(runs) == turn else server(3.0)(rate, attempt)[0], "", ""
+
+    found = find_capacity(trial, SearchSettings(low=1))
+    assert (found.best, found.why, found.shown, found.limited_by) == (best, why, shown, "user")
 
 
 @pytest.mark.parametrize(

@@ -7,14 +7,20 @@ exit code (the table below); anything else is a bug and keeps its traceback.
 
 from __future__ import annotations
 
-import importlib
 import sys
-from typing import Annotated
 
-import typer
+INTERRUPTED = 130
 
-from paceline.errors import ConfigError, EngineError, ModelError, ModelNotFound, PacelineError, RequestError
-from paceline.version import __version__
+try:
+    import importlib
+    from typing import Annotated
+
+    import typer
+
+    from paceline.errors import ConfigError, EngineError, ModelError, ModelNotFound, PacelineError, RequestError
+    from paceline.version import __version__
+except KeyboardInterrupt:  # `main`, which would take it, does not exist yet
+    sys.exit(INTERRUPTED)
 
 # As sysexits.h numbers them, the most special error first.
 EXIT_CODES: tuple[tuple[type[PacelineError], int], ...] = (
@@ -25,7 +31,6 @@ EXIT_CODES: tuple[tuple[type[PacelineError], int], ...] = (
     (EngineError, 70),  # EX_SOFTWARE
     (PacelineError, 1),
 )
-INTERRUPTED = 130
 
 # Modules of `app.commands`, in the order of the help.
 _COMMANDS = (

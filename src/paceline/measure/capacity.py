@@ -54,13 +54,24 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """`best` is the highest rate that held and was confirmed; None: no rate did."""
+    """`best` is the highest rate that held and was confirmed; None: no rate did.
+
+    Where the client or the user ended the search, it is the highest that held by then, and `why` says so.
+    """
 
     best: float | None
-    failed_at: float | None  # the lowest rate known not to hold, where one was met
+    failed_at: float | None  # the lowest rate that did not hold, where one was met
     trials: tuple[Trial, ...]
     why: str
     limited_by: str = "server"  # or "range", "client", "user": who ended the search
+    undecided: bool = False  # no run at `failed_at` failed: they could not tell, which counts as not held
+
+    @property
+    def shown(self) -> str:
+        """The answer alone, in words."""
+        if self.best is None:
+            return "none" if self.limited_by in ("server", "range") else "not known"
+        return f"{'at least ' if self.limited_by in ('client', 'user') else ''}{self.best:g} requests/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +107,7 @@ class _Search:
         self._held: list[float] = []
         self._confirmed: float | None = None
         self._failed: float | None = None
+        self._undecided: set[float] = set()  # of the rates that count as not held, those where no run failed
 
     def run(self) -> Capacity:
         _check(self._settings)
@@ -104,18 +116,39 @@ class _Search:
             self._narrow()
             self._confirm()
         except _End as end:
-            why = f"{end}; at least {self._confirmed:g}/s held" if self._confirmed else str(end)
-            return Capacity(self._confirmed, self._failed, tuple(self._trials), why, end.limited_by)
+            return self._so_far(end)
         return self._answer()
 
     def _answer(self) -> Capacity:
         trials, failed = tuple(self._trials), self._failed
+        undecided = failed in self._undecided
         if self._confirmed is None:
-            return Capacity(None, failed, trials, f"none: not even {self._settings.low:g}/s holds")
+            low = f"{self._settings.low:g}/s"
+            why = f"none: {self._upper('does not')}" if undecided else f"none: not even {low} holds"
+            return Capacity(None, failed, trials, why, undecided=undecided)
         if failed is None:
             why = f"{self._confirmed:g}/s, the highest rate asked for, holds"
             return Capacity(self._confirmed, None, trials, why, "range")
-        return Capacity(self._confirmed, failed, trials, f"{self._confirmed:g}/s holds, {failed:.4g}/s does not")
+        why = f"{self._confirmed:g}/s holds, {self._upper('does not')}"
+        return Capacity(self._confirmed, failed, trials, why, undecided=undecided)
+
+    def _so_far(self, end: _End) -> Capacity:
+        """What is known when the search cannot go on: what held stands, and is confirmed no more."""
+        held, failed = self._held[-1] if self._held else None, self._failed
+        known = [str(end)]
+        known += [f"at least {held:g}/s held, unconfirmed"] if held is not None else []
+        known += [self._upper("did not")] if failed is not None else []
+        return Capacity(
+            held, failed, tuple(self._trials), "; ".join(known), end.limited_by, undecided=failed in self._undecided
+        )
+
+    def _upper(self, does_not: str) -> str:
+        """What is known of the lowest rate that counts as not held."""
+        assert self._failed is not None
+        if self._failed not in self._undecided:
+            return f"{self._failed:.4g}/s {does_not}"
+        runs = sum(trial.rate == self._failed for trial in self._trials)
+        return f"{self._failed:.4g}/s could not be told in {runs} runs (more requests a run would tell)"
 
     def _bracket(self) -> None:
         """Grow the rate until one does not hold."""
@@ -168,15 +201,14 @@ class _Search:
             if answer is Answer.STOPPED:
                 raise _End("user", "stopped")
         if set(answers) == {Answer.INVALID}:
-            self._settle()
             raise _End("client", f"at {rate:g}/s the run is invalid ({why}): the client, not the server, ends here")
+        if Answer.FAILS in answers:
+            self._undecided.discard(rate)
+        elif rate != self._failed:  # which a run may have failed before
+            self._undecided.add(rate)
         self._held = [held for held in self._held if held < rate]
         self._failed = rate if self._failed is None else min(self._failed, rate)
         return False
-
-    def _settle(self) -> None:
-        """The client's limit ends the search: what held so far stands, unconfirmed runs are confirmed no more."""
-        self._confirmed = self._held[-1] if self._held else None
 
 
 def _round(rate: float) -> float:

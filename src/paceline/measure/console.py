@@ -202,8 +202,7 @@ def print_capacity(console: Console, found: Capacity) -> None:
         answer = Text(trial.answer.value, style=styles.get(trial.answer.value, ""))
         table.add_row(f"{trial.rate:g}", which, answer, Text(trial.why, style="dim"))
     console.print(table)
-    best = "none" if found.best is None else f"{found.best:g} requests/s"
-    console.print(Text("capacity: ", style="bold").append(best).append(f"   {found.why}", style="dim"))
+    console.print(Text("capacity: ", style="bold").append(found.shown).append(f"   {found.why}", style="dim"))
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:

@@ -17,8 +17,8 @@ from paceline.errors import ConfigError
 from paceline.measure.distributions import binomial_interval
 from paceline.measure.metrics import LATENCIES, POOLED, RequestMetrics, applies, value_of
 
-_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-_DURATION = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(us|µs|ms|s|min)", re.IGNORECASE)
+_UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"([0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*(us|µs|ms|s|min|h)", re.IGNORECASE)
 _SLO = re.compile(r"([a-z0-9_.]+)\s*(<=|<|≤)\s*(.+)", re.IGNORECASE)
 
 
@@ -55,10 +55,12 @@ class Goodput:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of "500ms", "1.5 s", "200us", "2min". A bare number is refused: nobody can tell ms from s later."""
+    """Seconds of "500ms", "1.5 s", "200us", "2min", "1h". A bare number is refused: nobody can tell ms from s later."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
-        raise ConfigError(f"{text.strip()!r} is not a duration; write a number and a unit: 500ms, 1.5s, 200us, 2min")
+        raise ConfigError(
+            f"{text.strip()!r} is not a duration; write a number and a unit: 500ms, 1.5s, 200us, 2min, 1h"
+        )
     return float(match[1]) * _UNITS[match[2].lower()]
 
 

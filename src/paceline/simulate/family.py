@@ -54,6 +54,11 @@ class Member:
     ended: str
     analysis: Analysis
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether it is but a part of its run."""
+        return self.ended == "interrupted"
+
     def latency(self, name: str, q: float) -> float | None:
         """A percentile in seconds."""
         found = self.analysis.run.latencies[name].quantile(q)
@@ -107,8 +112,9 @@ def run_family(
     on_progress: OnProgress | None = None,
     on_member: Callable[[Member], None] | None = None,
 ) -> list[Member]:
-    """Every policy under every load, a run folder each; all see the same arrivals. Ctrl-C keeps what has ended.
+    """Every policy under every load, a run folder each; all see the same arrivals.
 
+    Ctrl-C keeps what has ended, and what the run under way knows so far: it is the last member, and says so (`ended`).
     Policy options count for the setup's own policy alone: the others run as they come. Raises ConfigError.
     """
     folder = Path(out)
@@ -123,13 +129,16 @@ def run_family(
         for point in points:
             place = f"{name}-{point.value:g}"
             labels = {"policy": name, "point": f"{point.value:g}"}
-            run, result = simulate(point.plan, own, folder / place, on_progress, labels=labels, parent=folder.name)
-            if result.ended == "interrupted":
+            try:
+                run, result = simulate(point.plan, own, folder / place, on_progress, labels=labels, parent=folder.name)
+                members.append(Member(name, point.value, place, result.ended, analyse(run)))
+                write_atomically(folder / INDEX, family_json(members))
+            except KeyboardInterrupt:  # while a schedule is made, or a run is written or judged
                 return members
-            members.append(Member(name, point.value, place, result.ended, analyse(run)))
-            write_atomically(folder / INDEX, family_json(members))
             if on_member is not None:
                 on_member(members[-1])
+            if members[-1].interrupted:
+                return members
     return members
 
 
@@ -207,12 +216,14 @@ def render(members: Sequence[Member], plan: BenchPlan) -> str:
     names = ", ".join(dict.fromkeys(member.policy for member in members))
     title = plan.name or f"One load, several policies: {names}"
     unit = "speed of the trace" if plan.load.arrivals is Arrivals.TRACE else "requests per second"
+    whole = [member for member in members if not member.interrupted]
     drawn = [
-        frontier(members, plan),
-        _by_load(members, unit, "ttft", TTFT_Q, "First token by load"),
-        _by_load(members, unit, "itl", ITL_Q, "Between tokens by load"),
-        _goodput(members, unit),
+        frontier(whole, plan),
+        _by_load(whole, unit, "ttft", TTFT_Q, "First token by load"),
+        _by_load(whole, unit, "itl", ITL_Q, "Between tokens by load"),
+        _goodput(whole, unit),
     ]
+    parts = [f"{member.policy} at {member.value:g}" for member in members if member.interrupted]
     rows: list[list[Entry]] = [list(_cells(member)) for member in members]
     asked = [*plan.slos, *plan.gates]
     return page(
@@ -224,6 +235,7 @@ def render(members: Sequence[Member], plan: BenchPlan) -> str:
             *([paragraph("Promise: " + ", ".join(asked) + ".")] if asked else []),
             figure_grid([figure for figure in drawn if figure is not None]),
             heading("All runs"),
+            *([paragraph(f"Interrupted: {', '.join(parts)} is a part of its run, and not drawn.")] if parts else []),
             table(list(_HEAD), rows),
             paragraph(f"Load: {unit}. The page of each run lies in the folder of its name.", "soft small"),
             heading("Words"),

@@ -102,7 +102,7 @@ def run_command(
 
 
 def _compare(text: str, rates: str | None, load: BenchOptions, setup: Any, *, report: bool) -> int:
-    """Run the family; 0 unless nothing could be judged."""
+    """Run the family; 0 unless nothing could be judged, or not all that was asked for."""
     from paceline.simulate.family import family_json, points_of, print_family, run_family, write_family
 
     knob, _, names = text.partition("=")
@@ -122,7 +122,7 @@ def _compare(text: str, rates: str | None, load: BenchOptions, setup: Any, *, re
     if report:
         write_family(members, plan, out)
     console.print(f"result: {out}", highlight=False, markup=False, soft_wrap=True)
-    return 0 if members else 3
+    return 0 if members and not members[-1].interrupted else 3
 
 
 def _numbers(text: str | None) -> list[float]:

@@ -124,7 +124,7 @@ def write_capacity(folder: Path, target: Path) -> Written:
         for trial in sorted(found.trials, key=lambda trial: (trial.rate, trial.attempt))
         if trial.folder and (folder / trial.folder / MANIFEST).exists()
     ]
-    headline = "none" if found.best is None else f"{found.best:g} requests per second"
+    headline = found.shown
     files = {
         "report.html": sweeppage.render("rate", rows, capacity=(headline, found.why)).encode(),
         "summary.json": capacity_json(found),
