@@ -8,8 +8,9 @@
 #pragma once
 
 constexpr Index kQueryPanel = 2 * kWidth;
-constexpr Index kKeyBlock = 64;  // keys taken at a time
-constexpr Index kAhead = 16;     // a decode asks for keys this many before it needs them
+constexpr Index kKeyBlock = 64;      // keys taken at a time
+constexpr Index kValuesAtOnce = 16;  // of them, by a decode for one head after the other
+constexpr Index kAhead = 16;         // a decode may ask for keys and values this many before it needs them
 #if defined(__AVX512F__)
 constexpr Index kRowsAtOnce = 8;  // keys (scores) or features (outputs): 16 sums
 #else
@@ -83,7 +84,8 @@ PACELINE_INLINE Scratch carve(const AttentionJob& job, Index panels, float* at, 
 int64_t attention_scratch(const AttentionJob& job, int64_t most_queries) {
   Index chunk = 0;
   carve(job, rounded(most_queries * job.group, kQueryPanel) / kQueryPanel, nullptr, &chunk);
-  const Index decode = job.group * (kKeyBlock + job.pool.kv_heads * (rounded(job.pool.v_dim, 16) + 2) + 1) + 64;
+  const Index heads = job.pool.kv_heads * job.group;
+  const Index decode = heads * (kKeyBlock + rounded(job.pool.v_dim, 16) + 3) + job.group + 64;
   return chunk > decode ? chunk : decode;
 }
 

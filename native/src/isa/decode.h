@@ -19,10 +19,6 @@ PACELINE_INLINE __m128 sums_of_four(const Floats* x) {
   return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
 }
 
-PACELINE_INLINE void prefetch(const void* row, Index bytes) {
-  for (Index at = 0; at < bytes; at += 64) _mm_prefetch(static_cast<const char*>(row) + at, _MM_HINT_T0);
-}
-
 // q . k of `heads` queries, each `dim` long, and as many keys as make eight sums or more: scores[head * kKeyBlock + key].
 // Keys begin `offset` elements behind `k[key]`.
 template <Index heads, Index keys, class Element>
@@ -199,55 +195,91 @@ PACELINE_INLINE void finish_decode(const AttentionJob& job, const AttentionPiece
   for (Index d = 0; d < job.pool.v_dim; ++d) to[d] = found.out[d] * factor;
 }
 
-// All key heads of the piece are taken block by block: their keys are neighbours in memory.
+#if defined(__AVX512F__)
+// Rows [i, i + n) are about to be used. They are touched in the order in which they lie, line by line, all heads of a
+// position together: that is what the processor foresees, with more reads under way than a program can ask for.
+template <class Element>
+PACELINE_INLINE void expect_rows(const Element* const* rows, Index i, Index n, Index, Index start, Index bytes) {
+  for (Index j = i; j < i + n; ++j) {
+    for (Index at = 0; at < bytes; at += 64) {
+      const char byte = *(reinterpret_cast<const volatile char*>(rows[j] + start) + at);
+      __asm__ volatile("" ::"r"(byte));
+    }
+  }
+}
+#else
+// The same, where it pays to ask: for rows that are used kAhead later, if there are any before `end`.
+template <class Element>
+PACELINE_INLINE void expect_rows(const Element* const* rows, Index i, Index n, Index end, Index start, Index bytes) {
+  for (Index j = i + kAhead; j < i + kAhead + n && j < end; ++j) {
+    for (Index at = 0; at < bytes; at += 64) {
+      _mm_prefetch(reinterpret_cast<const char*>(rows[j] + start) + at, _MM_HINT_T0);
+    }
+  }
+}
+#endif
+
+// All key heads of the piece are taken together.
 template <class Element>
 void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
   const PagedPool& pool = job.pool;
   const Index group = job.group, v_space = rounded(pool.v_dim, 16), heads = piece.kv_heads * group;
-  float* scores = scratch;                  // [group][kKeyBlock]
-  float* out = scores + group * kKeyBlock;  // [heads][v_space]
+  const Index k_start = piece.kv_head * pool.k_dim, k_bytes = piece.kv_heads * pool.k_dim * Index(sizeof(Element));
+  const Index v_start = piece.kv_head * pool.v_dim, v_bytes = piece.kv_heads * pool.v_dim * Index(sizeof(Element));
+  float* scores = scratch;                  // [heads][kKeyBlock]
+  float* out = scores + heads * kKeyBlock;  // [heads][v_space]
   float* most = out + heads * v_space;      // [heads]
   float* total = most + heads;              // [heads]
-  float* decay = total + heads;             // [group]
+  float* decay = total + heads;             // [heads]
+  float* ones = decay + heads;              // [group]
   for (Index i = 0; i < heads * v_space; ++i) out[i] = 0;
   for (Index h = 0; h < heads; ++h) {
     most[h] = -kInfinity;
     total[h] = 0;
   }
+  for (Index g = 0; g < group; ++g) ones[g] = 1;
   Places<Element, kKeyBlock + kAhead> places;
   float k_scales[kKeyBlock], v_scales[kKeyBlock];
   for (Index low = piece.key_low; low < piece.key_high; low += kKeyBlock) {
     const Index left = piece.key_high - low, count = left < kKeyBlock ? left : kKeyBlock;
-    locate(job, piece, low, left < kKeyBlock + kAhead ? left : kKeyBlock + kAhead, places);
-    for (Index kv = piece.kv_head; kv < piece.kv_head + piece.kv_heads; ++kv) {
-      const float* q = job.q + piece.token * job.q_stride + kv * group * pool.k_dim;
-      const Index k_offset = kv * pool.k_dim, v_offset = kv * pool.v_dim, done = (kv - piece.kv_head) * group;
-      for (Index i = 0; i < count; i += 8) {
-        // One head's rows lie apart in memory, where the processor's own prefetching does not follow.
-        for (Index j = i; j < i + 8; ++j) {
-          if (j + kAhead < left) prefetch(places.keys[j + kAhead] + k_offset, pool.k_dim * Index(sizeof(Element)));
-          prefetch(places.values[j] + v_offset, pool.v_dim * Index(sizeof(Element)));
-        }
+    const Index known = left < kKeyBlock + kAhead ? left : kKeyBlock + kAhead;
+    locate(job, piece, low, known, places);
+    for (Index i = 0; i < count; i += 8) {
+      expect_rows(places.keys, i, 8, known, k_start, k_bytes);
+      for (Index kv = 0; kv < piece.kv_heads; ++kv) {
+        const Index offset = k_start + kv * pool.k_dim;
+        const float* q = job.q + piece.token * job.q_stride + offset * group;
+        float* to = scores + kv * group * kKeyBlock + i;
         some_heads(group, [&](auto some, Index g) __attribute__((always_inline)) {
-          eight_dots<some.value>(q + g * pool.k_dim, places.keys + i, k_offset, pool.k_dim, scores + g * kKeyBlock + i);
+          eight_dots<some.value>(q + g * pool.k_dim, places.keys + i, offset, pool.k_dim, to + g * kKeyBlock);
         });
       }
+    }
+    for (Index kv = 0; kv < piece.kv_heads; ++kv) {
       if constexpr (kScaled<Element>) {
         for (Index i = 0; i < count; ++i) {
-          k_scales[i] = pool.key_scales[places.slots[i] * pool.kv_heads + kv];
-          v_scales[i] = pool.value_scales[places.slots[i] * pool.kv_heads + kv];
+          const Index at = places.slots[i] * pool.kv_heads + piece.kv_head + kv;
+          k_scales[i] = pool.key_scales[at];
+          v_scales[i] = pool.value_scales[at];
         }
       }
-      for (Index g = 0; g < group; ++g) {
-        float* const row = scores + g * kKeyBlock;
+      for (Index h = kv * group; h < (kv + 1) * group; ++h) {
+        float* const row = scores + h * kKeyBlock;
         if constexpr (kScaled<Element>) multiply_row(row, k_scales, count);
-        decay[g] = soften_row(job, row, count, most + done + g, total + done + g);
+        decay[h] = soften_row(job, row, count, most + h, total + h);
         if constexpr (kScaled<Element>) multiply_row(row, v_scales, count);
       }
-      some_heads(group, [&](auto some, Index g) __attribute__((always_inline)) {
-        add_values<some.value>(out + (done + g) * v_space, v_space, pool.v_dim, decay + g, scores + g * kKeyBlock,
-                               places.values, v_offset, count);
-      });
+    }
+    for (Index i = 0; i < count; i += kValuesAtOnce) {
+      const Index some_keys = count - i < kValuesAtOnce ? count - i : kValuesAtOnce;
+      expect_rows(places.values, i, some_keys, known, v_start, v_bytes);
+      for (Index kv = 0; kv < piece.kv_heads; ++kv) {
+        const Index offset = v_start + kv * pool.v_dim, first = kv * group;
+        some_heads(group, [&](auto some, Index g) __attribute__((always_inline)) {
+          add_values<some.value>(out + (first + g) * v_space, v_space, pool.v_dim, i ? ones : decay + first + g,
+                                 scores + (first + g) * kKeyBlock + i, places.values + i, offset, some_keys);
+        });
+      }
     }
   }
   for (Index h = 0; h < heads; ++h) {
