@@ -43,6 +43,17 @@ def test_rows_are_kept_up_to_a_number() -> None:
     assert timeline.last["predicted_s"] is None
 
 
+def test_the_prefill_budget_is_that_of_the_newest_step_that_was_kept_from_being_larger() -> None:
+    timeline = Timeline()
+    assert timeline.prefill_budget(0.0) == {"last": None, "bound": None}
+    for step, (prefill, bound) in enumerate(((64, Bound.DEADLINE), (512, Bound.BUDGET), (32, Bound.NOTHING))):
+        sample = StepSample(step, 0.1, prefill + 4, 5, float(step), prefill, None, bound)
+        timeline.note(EngineStats(last_step=sample))
+    budget = timeline.prefill_budget(2.5)
+    assert budget["bound"] == {"tokens": 512, "at_least": False, "bound_by": "budget", "step": 1, "age_s": 1.5}
+    assert budget["last"] == {"tokens": 32, "at_least": True, "bound_by": "nothing", "step": 2, "age_s": 0.5}
+
+
 @needs_browser
 def test_a_still_is_drawn_by_a_browser(tmp_path: Path) -> None:
     still = tmp_path / "timeline.html"

@@ -242,6 +242,16 @@ def test_a_request_brings_its_own_targets(live: Live) -> None:
     assert report["ttft"]["n"] == before + 2
     assert report["ttft"]["target_s"] == 1.0
     assert report["kept"] is True
+    budget = live.get("/slo").json()["prefill_budget"]
+    assert budget["last"]["step"] == live.get("/slo").json()["step"]["step"]
+    assert live.metric("paceline:slo_attained", **{"class": "interactive", "quantity": "ttft"}) == 1.0
+    assert live.metric("paceline:slo_margin", **{"class": "interactive"}) == pytest.approx(0.05)
+    shown = {labels["class"] for labels, _ in live.samples("paceline:slo_attained")}
+    assert "interactive" in shown
+    assert "batch" not in shown, "it promises nothing"
+    steps = live.metric("paceline:step_duration_seconds_count")
+    assert live.metric("paceline:scheduler_step_seconds_count") == steps
+    assert live.metric("paceline:scheduler_step_seconds_sum") > 0.0
     rows = live.get("/timeline/steps").json()
     assert len(rows["rows"]) > 1
     assert rows["itl_s"] == 0.1

@@ -24,7 +24,7 @@ def test_endpoints() -> None:
 
 
 def test_metrics() -> None:
-    metrics = ServeMetrics(lambda: "m", EngineStats)
+    metrics = ServeMetrics(lambda: "m", EngineStats, dict)
     names = {family.name.removeprefix("paceline:") for family in metrics.registry.collect()}
     assert len(names) > 30
     assert {name for name in names if name not in WORDS} == set()

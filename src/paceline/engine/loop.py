@@ -95,6 +95,7 @@ class EngineLoop:
         self._near_boundary = 0
         self._cost_error: tuple[float, float] | None = None
         self._last_step: StepSample | None = None
+        self._scheduler_s = 0.0  # real time that the newest plan, and its commit, took
         self._begun: tuple[StepPlan, float, StepResult | Exception] | None = None  # the step between its two halves
         self._broken: str | None = None  # why no step can follow
 
@@ -175,7 +176,9 @@ class EngineLoop:
         if not self.scheduler.has_work:
             self.stalled_polls = 0
             return None
+        asked = time.perf_counter()
         plan = self.scheduler.plan(self.clock.now())
+        self._scheduler_s = time.perf_counter() - asked
         if plan is None:
             if self.scheduler.wake_s is None:
                 self._note_stall()
@@ -198,7 +201,9 @@ class EngineLoop:
         if isinstance(outcome, Exception):
             return self._fail(plan, outcome)
         now = self.clock.now()
+        asked = time.perf_counter()
         events = self.scheduler.commit(plan, outcome, now)
+        self._scheduler_s += time.perf_counter() - asked
         self._note_step(plan, outcome, events, outcome.seconds or now - began, now)
         return events
 
@@ -283,6 +288,7 @@ class EngineLoop:
             plan.bound_by,
             shape.context,
             shape.pairs,
+            self._scheduler_s,
         )
         cost = self.scheduler.cost
         if cost is not None and self._steps % _COST_ERROR_EVERY == 0:

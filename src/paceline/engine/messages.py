@@ -70,6 +70,7 @@ class StepSample(msgspec.Struct, frozen=True, array_like=True):
     bound_by: Bound = Bound.NOTHING  # what kept it from being larger
     context: int = 0  # KV positions read, over all rows
     pairs: int = 0  # query-key pairs of rows with more than one token (core.shape)
+    scheduler_s: float = 0.0  # real time, on any clock, of its plan and its commit
 
 
 class EngineStats(msgspec.Struct, frozen=True, array_like=True):

@@ -27,8 +27,10 @@ class ServerContext:
         self.engine = engine
         self.settings = settings
         self.draining = False
-        self.metrics = ServeMetrics(lambda: self.shown_name, lambda: engine.stats)
         self.attainment = Attainment(settings.classes)
+        self.metrics = ServeMetrics(
+            lambda: self.shown_name, lambda: engine.stats, lambda: self.attainment.report(time.monotonic())
+        )
         self.timeline = Timeline()
         self.idle = asyncio.Event()  # no generating request is running
         self.idle.set()

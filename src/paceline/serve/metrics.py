@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -30,6 +31,7 @@ REQUEST_BUCKETS = (
     *(30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 STEP_BUCKETS = (*(base * 10.0**power for power in range(-4, 1) for base in (1, 1.5, 2, 3, 5, 7.5)), 10.0, 30.0)
+HOST_BUCKETS = tuple(base * 10.0**power for power in range(-5, -1) for base in (1, 1.5, 2, 3, 5, 7.5))
 SIZE_BUCKETS = tuple(float(base * 10**power) for power in range(7) for base in (1, 2, 5))
 CHOICE_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 128.0)
 
@@ -40,7 +42,10 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a timestamp beside
 class ServeMetrics:
     """All metrics of one server, in a registry of its own. `model_name` is asked when a value is first recorded."""
 
-    def __init__(self, model_name: ModelName, stats: Callable[[], EngineStats]) -> None:
+    def __init__(
+        self, model_name: ModelName, stats: Callable[[], EngineStats], promises: Callable[[], dict[str, Any]]
+    ) -> None:
+        """`stats` and `promises` (`Attainment.report`, by class) are asked when somebody scrapes."""
         self.registry = CollectorRegistry()
         self._model_name = model_name
         self.ttft = self._histogram("time_to_first_token_seconds", "from arrival to the first token", TTFT_BUCKETS)
@@ -59,6 +64,9 @@ class ServeMetrics:
         self.choices = self._histogram("request_params_n", "n of a request", CHOICE_BUCKETS)
         self._iteration = self._histogram("iteration_tokens_total", "tokens computed in a step", SIZE_BUCKETS)
         self._step = self._histogram("step_duration_seconds", "duration of a step", STEP_BUCKETS)
+        self._scheduler = self._histogram(
+            "scheduler_step_seconds", "time of the scheduler itself for one step: its plan and its commit", HOST_BUCKETS
+        )
         self._bound = self._counter("steps", "steps by what kept them from being larger", "bound_by")
         self._rows = self._histogram("step_requests", "requests in a step's batch", SIZE_BUCKETS[:12])
         self._success = self._counter("request_success", "ended requests by reason", "finished_reason")
@@ -69,6 +77,7 @@ class ServeMetrics:
         self._errors = self._counter("request_errors", "error answers by HTTP status and code", "status", "code")
         self._http = self._counter("http_requests", "HTTP answers", "path", "status")
         self.registry.register(_EngineCollector(model_name, stats))
+        self.registry.register(_PromiseCollector(model_name, promises))
 
     def note_step(self, stats: EngineStats) -> None:
         """One message of the engine; heartbeats say nothing."""
@@ -76,6 +85,7 @@ class ServeMetrics:
         if step is not None:
             self._iteration.observe(step.tokens)
             self._step.observe(step.seconds)
+            self._scheduler.observe(step.scheduler_s)
             self._rows.observe(step.rows)
             self._bound.labels(step.bound_by.value).inc()
 
@@ -201,3 +211,34 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"paceline:{name}", meaning, labels=labels)
             counter.add_metric([self._model_name()], value)
             yield counter
+
+
+class _PromiseCollector(Collector):
+    """How the promise of each class is kept, over the window of `Attainment`. What has no value has no series."""
+
+    def __init__(self, model_name: ModelName, promises: Callable[[], dict[str, Any]]) -> None:
+        self._model_name = model_name
+        self._promises = promises
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is read before somebody scrapes
+
+    def collect(self) -> Iterator[Metric]:
+        attained = GaugeMetricFamily(
+            "paceline:slo_attained",
+            "share of the last five minutes' latencies inside their targets; quantity is ttft, itl or e2e",
+            labels=("model_name", "class", "quantity"),
+        )
+        margin = GaugeMetricFamily(
+            "paceline:slo_margin",
+            "smallest surplus of these shares over what the class promises; below 0 a promise is broken",
+            labels=("model_name", "class"),
+        )
+        for name, row in self._promises().items():
+            for quantity in ("ttft", "itl", "e2e"):
+                if row[quantity]["target_s"] is not None and row[quantity]["attained"] is not None:
+                    attained.add_metric([self._model_name(), name, quantity], row[quantity]["attained"])
+            if row["margin"] is not None:
+                margin.add_metric([self._model_name(), name], row["margin"])
+        yield attained
+        yield margin

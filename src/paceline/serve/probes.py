@@ -42,14 +42,16 @@ async def metrics(request: Request) -> Response:
 
 
 async def slo(request: Request) -> Response:
-    """How each class's promise is kept, and what the engine's steps are bound by now."""
+    """How each class's promise is kept, and how many prompt tokens a step is allowed now, and by what."""
     context = context_of(request)
+    now = time.monotonic()
     stats = context.engine.stats
     error = stats.cost_error
     return JsonResponse(
         {
-            "classes": context.attainment.report(time.monotonic()),
+            "classes": context.attainment.report(now),
             "default_class": context.settings.default_class,
+            "prefill_budget": context.timeline.prefill_budget(now),
             "step": context.timeline.last,
             "running": stats.scheduler.num_running,
             "waiting": stats.scheduler.num_waiting,
