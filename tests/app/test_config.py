@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.app.config import DEFAULT, ConfigFile, read_file, resolve
+from paceline.app.kinds import class_table
 from paceline.app.settings import TABLE, Settings
 from paceline.errors import ConfigError
 
@@ -87,8 +88,47 @@ def test_sources_mix_setting_by_setting() -> None:
         ({}, file_of(scheduler={"policy_options": [1]}), {}, "scheduler.policy_options: [1] is not accepted"),
         ({}, file_of(scheduler={"policy_options": [[1, 2, 3]]}), {}, "scheduler.policy_options: [[1, 2, 3]] is not"),
         ({}, None, {"PACELINE_CLASSES": "[" * 100_000}, "PACELINE_CLASSES: '[[["),
-        ({}, file_of(scheduler={"classes": {"interactive": {"ttft_ms": 10**400}}}), {}, "scheduler.classes: {"),
-        ({}, file_of(scheduler={"classes": {"interactive": {"ttft_ms": float("inf")}}}), {}, "ttft_s is inf; it must"),
+        ({}, file_of(scheduler={"classes": {"interactive": {"ttft_ms": 10**400}}}), {}, "ttft_ms is 1000"),
+        (
+            {"classes": '{"chat": {"ttft_ms": -3}}'},
+            None,
+            {},
+            "--classes: class 'chat': ttft_ms is -3; it must be a number",
+        ),
+        ({"classes": '{"chat": {"priority": 1.5}}'}, None, {}, "priority is 1.5; it must be a whole number"),
+        ({"classes": '{"chat": {"queue_limit": -1}}'}, None, {}, "queue_limit is -1; it must be a whole number, 0 or"),
+        ({"classes": '{"chat": {"weight": null}}'}, None, {}, "weight is None; it must be a finite number above 0"),
+        (
+            {"classes": '{"chat": {"percentile": 95}}'},
+            None,
+            {},
+            "percentile is 95; it must be a number between 0 and 1",
+        ),
+        (
+            {"classes": '{"chat": {"overload": "drop"}}'},
+            None,
+            {},
+            "overload is 'drop'; it must be one of relegate, reject",
+        ),
+        (
+            {"classes": '{"chat": {"ttft_s": 1}}'},
+            None,
+            {},
+            "class 'chat' has no setting 'ttft_s'; known: priority, ttft_ms",
+        ),
+        (
+            {"classes": '{"standard": {"e2e_ms": 100}}'},
+            None,
+            {},
+            "100 ms to the last token is less than 5000 ms to the first",
+        ),
+        (
+            {"classes": '{"batch": {"itl_ms": 3, "e2e_ms": 2}}'},
+            None,
+            {},
+            "2 ms to the last token is less than 3 ms between",
+        ),
+        ({}, file_of(scheduler={"classes": {"interactive": {"ttft_ms": float("inf")}}}), {}, "ttft_ms is inf; it must"),
         ({}, file_of(scheduler={"classes": {"a\nb": {}}}), {}, "class 'a\\nb': a class is named by up to 64 letters"),
         ({}, file_of(scheduler={"default_class": "gold"}), {}, "scheduler.default_class: there is no class 'gold'; it"),
         ({}, file_of(auth={"api_key_file": "~no such user/k"}), {}, "auth.api_key_file: '~no such user/k': Could not"),
@@ -100,6 +140,16 @@ def test_a_bad_value_is_one_line_with_its_source(
     with pytest.raises(ConfigError, match=re.escape(message)) as caught:
         resolve(flags, file, environ)
     assert "\n" not in str(caught.value)
+
+
+def test_a_promise_of_a_built_in_class_can_be_taken_away() -> None:
+    for none in ("none", None):
+        tables = {"interactive": {"itl_ms": none, "queue_limit": none}, "standard": {"ttft_ms": none, "itl_ms": none}}
+        classes = resolve({}, file_of(scheduler={"classes": tables})).settings.scheduler.classes
+        assert [(one.ttft_s, one.itl_s) for one in classes] == [(1.0, None), (None, None), (None, None)]
+        tables = {one.name: class_table(one) for one in classes}
+        assert (tables["interactive"]["itl_ms"], "itl_ms" in tables["batch"]) == ("none", False)
+        assert resolve({}, file_of(scheduler={"classes": tables})).settings.scheduler.classes == classes
 
 
 def test_a_secret_comes_from_the_environment_and_is_not_repeated() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from paceline.core.classes import BUILT_IN, Overload, TrafficClass
@@ -90,42 +91,72 @@ def _classes(given: object) -> tuple[TrafficClass, ...]:
 
 
 def _class(base: TrafficClass, table: object) -> TrafficClass:
+    """`base` with what its table says. Errors name the key and the value as they are written there."""
     where = f"class {base.name!r}"
     if not isinstance(table, dict):
         raise ConfigError(f"{where} must be a table of its promises, such as ttft_ms = 1000")
-    known = {_in_ms(one.name): one.type for one in fields(TrafficClass) if one.name != "name"}
-    if unknown := next((name for name in table if name not in known), None):
-        raise ConfigError(f"{where} has no setting {unknown!r}; known: {', '.join(known)}")
-    values = dict(table)
-    if "overload" in values:
-        words = [one.value for one in Overload]
-        if values["overload"] not in words:
-            raise ConfigError(f"{where}: overload is {values['overload']!r}; it must be one of {', '.join(words)}")
-        values["overload"] = Overload(values["overload"])
-    for name, value in values.items():
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if name != "overload" and not (is_number and ("int" not in str(known[name]) or isinstance(value, int))):
-            raise ConfigError(f"{where}: {name} is {value!r}; it must be a number")
-    in_seconds = {
-        f"{name[:-3]}_s" if name.endswith("_ms") else name: value / 1000 if name.endswith("_ms") else value
-        for name, value in values.items()
-    }
-    return replace(base, **in_seconds)  # which checks the ranges
+    values: dict[str, Any] = {}
+    for key, given in table.items():
+        if key not in _CLASS_KEYS:
+            raise ConfigError(f"{where} has no setting {key!r}; known: {', '.join(_CLASS_KEYS)}")
+        accepts, parse = _CLASS_KEYS[key]
+        try:
+            value = parse(given)
+        except (ValueError, OverflowError):
+            raise ConfigError(f"{where}: {key} is {_short(repr(given))}; it must be {accepts}") from None
+        values[_in_s(key)] = value / 1000 if _in_s(key) != key and value is not None else value
+    return replace(base, **values)  # which checks that they agree
+
+
+def _entry(accepts: str, fits: Callable[[Any], bool], *, or_none: bool = False) -> tuple[str, Callable[[Any], Any]]:
+    """A number of a class's table: what may be written, and how it is read. With `or_none`, also that there is none."""
+
+    def parse(given: Any) -> Any:
+        if or_none and given in (None, NONE):
+            return None
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not fits(given):
+            raise ValueError
+        return given
+
+    return f'{accepts}, or "{NONE}"' if or_none else accepts, parse
+
+
+NONE = "none"  # nothing promised, no limit; TOML has no null
+_TARGET = _entry("a number of milliseconds above 0", lambda given: 0.0 < float(given) < inf, or_none=True)
+# What a table of a class may hold, in the order of `TrafficClass`.
+_CLASS_KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "priority": _entry("a whole number", lambda given: isinstance(given, int)),
+    "ttft_ms": _TARGET,
+    "itl_ms": _TARGET,
+    "e2e_ms": _TARGET,
+    "percentile": _entry("a number between 0 and 1, such as 0.95", lambda given: 0 < given < 1),
+    "weight": _entry("a finite number above 0", lambda given: 0.0 < float(given) < inf),
+    "queue_limit": _entry(
+        "a whole number, 0 or more", lambda given: isinstance(given, int) and given >= 0, or_none=True
+    ),
+    "overload": (f"one of {', '.join(one.value for one in Overload)}", Overload),
+}
 
 
 def class_table(kind: TrafficClass) -> dict[str, Any]:
-    """A class as its table in paceline.toml: what `_class` reads."""
-    values = {one.name: getattr(kind, one.name) for one in fields(TrafficClass) if one.name != "name"}
-    return {
-        _in_ms(name): value if _in_ms(name) == name else round(1000 * value, 6)
-        for name, value in values.items()
-        if value is not None
-    }
+    """A class as its table in paceline.toml: what `_class` reads.
+
+    What it does not promise is left out, but where a built-in class of its name would promise it.
+    """
+    base = next((one for one in BUILT_IN if one.name == kind.name), TrafficClass(kind.name))
+    table: dict[str, Any] = {}
+    for key in _CLASS_KEYS:
+        value = getattr(kind, _in_s(key))
+        if value is not None:
+            table[key] = round(1000 * value, 6) if _in_s(key) != key else value
+        elif getattr(base, _in_s(key)) is not None:
+            table[key] = NONE
+    return table
 
 
-def _in_ms(name: str) -> str:
-    """How people write a target: in milliseconds, as the API does."""
-    return f"{name[:-2]}_ms" if name.endswith("_s") else name
+def _in_s(key: str) -> str:
+    """The field of a key: people write targets in milliseconds, as the API does."""
+    return f"{key[:-3]}_s" if key.endswith("_ms") else key
 
 
 def _plain(value: str) -> Any:
