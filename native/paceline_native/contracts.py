@@ -276,6 +276,16 @@ def attention_rounding_bound(q: Array, k: Array, v: Array, kind: str, *, scale: 
     return out
 
 
+def in_bfloat16(x: Array) -> Array:
+    """x [..., dim] as float32, rounded to bfloat16."""
+    return loaded(*stored(x, "bfloat16")).astype(np.float32)
+
+
+def weight_rounding_bound(v: Array) -> float:
+    """How far softmax weights that are rounded to bfloat16 before they meet v may move a result."""
+    return float(2.0**-8 * np.abs(v).max(initial=0))
+
+
 ATTENTION_CASES = (
     AttentionCase(((0, 1),)),
     AttentionCase(((63, 1), (64, 1), (0, 1), (700, 1))),
@@ -293,6 +303,7 @@ ATTENTION_CASES = (
 
 ATTENTION = Contract(
     name="paged_attention",
+    # Of several tokens of a row over a bfloat16 pool, a kernel may round queries and weights to bfloat16 too.
     formula="softmax(cap(scale q k^T) over the last `window` positions, and the head's sink) v",
     inputs={
         "q": Tensor("float32", ("tokens", "heads", "k_dim")),

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import paceline_native as native
 import pytest
-from conftest import as_argument, astray, floats
 from paceline_native.contracts import CACHE_KINDS, KINDS, dequantized_rows, stored
 from paceline_native.contracts_layer import (
     DECODER_LAYER,
@@ -21,6 +20,8 @@ from paceline_native.contracts_layer import (
     decoder_layer,
     largest_of_rows,
 )
+
+from conftest import as_argument, astray, floats
 
 EPS = 1e-5
 MAPS = ("qkv", "out", "gate_up", "down")

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import paceline_native as native
 import pytest
-from conftest import astray, floats, within
 from paceline_native.contracts import ACTIVATIONS, GROUPS, KINDS, LINEAR, dequantized_rows, linear, rounding_bound
+
+from conftest import astray, floats, within
 
 VARIANTS = (
     [("float32", None, False), ("bfloat16", None, False)]

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import paceline_native as native
 import pytest
-from conftest import astray, floats, within
 from paceline_native.contracts import ACTIVATIONS, ARGMAX, GATE, RMS_NORM, ROPE
+
+from conftest import astray, floats, within
 
 
 def ids(sizes: dict[str, int]) -> str:

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import paceline_native as native
 import pytest
-from conftest import astray, floats
 from paceline_native.contracts_sample import BOUNDARY, SAMPLE, keep, weights
+
+from conftest import astray, floats
 
 FILTERS: dict[str, tuple[int, float, float]] = {  # top_k, top_p, min_p
     "none": (0, 1.0, 0.0),

@@ -4,7 +4,8 @@
 // arithmetic on registers, and scores, weights and outputs lie transposed ([key][query], [feature][query]).
 // A decode has one query: the lanes hold features for q . k and for the sum of values, keys for the softmax.
 // Keys and values that are no float32 become so on the way into registers, or, for a chunk, into the tile that all its
-// queries read.
+// queries read: its cells are floats. Where the processor multiplies bfloat16, a chunk over a bfloat16 pool has cells of
+// two, neighbours along the sum, and rounds queries and softmax weights to bfloat16 as well: twice the products.
 #pragma once
 
 constexpr Index kQueryPanel = 2 * kWidth;
@@ -54,7 +55,19 @@ PACELINE_INLINE void locate(const AttentionJob& job, const AttentionPiece& piece
   }
 }
 
-// Scratch of a chunk, carved from one piece of memory. `panels` = query panels.
+using Pair = uint32_t;  // two bfloat16
+// Elements in a cell of a chunk's tiles: float or Pair.
+template <class Cell>
+constexpr Index kDeep = std::is_same<Cell, Pair>::value ? 2 : 1;
+
+PACELINE_INLINE Floats load_cells(const float* p) { return load(p); }
+PACELINE_INLINE Floats spread(float x) { return all(x); }
+#if PACELINE_PAIRS
+PACELINE_INLINE Ints load_cells(const Pair* p) { return load_ints(p); }
+PACELINE_INLINE Ints spread(Pair x) { return all_ints(static_cast<int32_t>(x)); }
+#endif
+
+// Scratch of a chunk, carved from one piece of memory. `panels` = query panels. Pairs take half of the floats' room.
 struct Scratch {
   float *q, *keys, *values, *weights, *out, *most, *total;
   int32_t* positions;
@@ -115,10 +128,23 @@ void load_queries(const AttentionJob& job, const AttentionPiece& piece, Index pa
   }
 }
 
+// Rows [rows][kQueryPanel] of floats become cells, in place; pairs are of two rows, and a last odd row's other is zero.
+void fold_rows(float, float*, Index) {}
+#if PACELINE_PAIRS
+void fold_rows(Pair, float* cells, Index rows) {
+  for (Index r = 0; r < rows; r += 2) {
+    for (Index v = 0; v < kQueryPanel; v += kWidth) {
+      const Floats odd = r + 1 < rows ? load(cells + (r + 1) * kQueryPanel + v) : zeros();
+      store_ints(cells + r / 2 * kQueryPanel + v, pairs(load(cells + r * kQueryPanel + v), odd));
+    }
+  }
+}
+#endif
+
 // Keys and values [low, low + count) into dense rows of float32. Rows up to the next multiple of kRowsAtOnce, and the
 // ends of rows of values, are zero.
 template <class Element>
-void gather(const AttentionJob& job, const AttentionPiece& piece, Index low, Index count, const Scratch& s) {
+void widen_tiles(const AttentionJob& job, const AttentionPiece& piece, Index low, Index count, const Scratch& s) {
   const PagedPool& pool = job.pool;
   const Index v_rows = rounded(pool.v_dim, kRowsAtOnce);
   Places<Element, kKeyBlock> places;
@@ -138,14 +164,43 @@ void gather(const AttentionJob& job, const AttentionPiece& piece, Index low, Ind
   for (Index at = count * v_rows; at < rows * v_rows; ++at) s.values[at] = 0;
 }
 
+void gather(float, const AttentionJob& job, const AttentionPiece& piece, Index low, Index count, const Scratch& s) {
+  of_kind(job.pool.kind, [&](auto element) { widen_tiles<decltype(element)>(job, piece, low, count, s); });
+}
+#if PACELINE_PAIRS
+// The same as pairs: keys as they are, values with the next position's beside them.
+void gather(Pair, const AttentionJob& job, const AttentionPiece& piece, Index low, Index count, const Scratch& s) {
+  const PagedPool& pool = job.pool;
+  const Index v_rows = rounded(pool.v_dim, kRowsAtOnce), k_cells = pool.k_dim / 2, rows = rounded(count, kRowsAtOnce);
+  Pair* const keys = reinterpret_cast<Pair*>(s.keys);
+  Pair* const values = reinterpret_cast<Pair*>(s.values);
+  Places<BFloat16, kKeyBlock> places;
+  locate(job, piece, low, count, places);
+  for (Index i = 0; i < count; ++i) {
+    __builtin_memcpy(keys + i * k_cells, places.keys[i] + piece.kv_head * pool.k_dim, k_cells * sizeof(Pair));
+  }
+  for (Index at = count * k_cells; at < rows * k_cells; ++at) keys[at] = 0;
+  for (Index i = 0; i < count; i += 2) {
+    const uint16_t* even = &places.values[i][piece.kv_head * pool.v_dim].bits;
+    const uint16_t* odd = i + 1 < count ? &places.values[i + 1][piece.kv_head * pool.v_dim].bits : nullptr;
+    Pair* const to = values + i / 2 * v_rows;
+    Index d = 0;
+    for (; odd && d + kWidth <= pool.v_dim; d += kWidth) store_ints(to + d, pairs(even + d, odd + d));
+    for (; d < pool.v_dim; ++d) to[d] = Pair{even[d]} | (odd ? Pair{odd[d]} << 16 : Pair{0});
+    for (; d < v_rows; ++d) to[d] = 0;
+  }
+}
+#endif
+
 // kRowsAtOnce rows of a times a panel [steps][kQueryPanel], added to `sums`. a[r * row_step + k * step].
-PACELINE_INLINE void accumulate(const float* a, Index row_step, Index step, const float* panel, Index steps,
+template <class Cell>
+PACELINE_INLINE void accumulate(const Cell* a, Index row_step, Index step, const Cell* panel, Index steps,
                                 Floats (&sums)[kRowsAtOnce][2]) {
   for (Index k = 0; k < steps; ++k) {
-    const Floats p0 = load(panel), p1 = load(panel + kWidth);
+    const auto p0 = load_cells(panel), p1 = load_cells(panel + kWidth);
     PACELINE_UNROLL
     for (Index r = 0; r < kRowsAtOnce; ++r) {
-      const Floats x = all(a[r * row_step]);
+      const auto x = spread(a[r * row_step]);
       sums[r][0] = fma(x, p0, sums[r][0]);
       sums[r][1] = fma(x, p1, sums[r][1]);
     }
@@ -155,15 +210,18 @@ PACELINE_INLINE void accumulate(const float* a, Index row_step, Index step, cons
 }
 
 // Scores of the gathered keys for one panel of queries into `s.weights` [key][query], shaped and masked.
+template <class Cell>
 void score(const AttentionJob& job, Index low, Index count, Index window, const float* q, const int32_t* positions,
            const Scratch& s) {
+  const Index depth = job.pool.k_dim / kDeep<Cell>;
+  const Cell* const keys = reinterpret_cast<const Cell*>(s.keys);
   const Ints at0 = load_ints(positions), at1 = load_ints(positions + kWidth);
   const Index oldest = positions[0] - window;  // keys up to here are hidden from some query
   const Index newest = positions[0];
   for (Index i = 0; i < count; i += kRowsAtOnce) {
     Floats sums[kRowsAtOnce][2];
     for (auto& pair : sums) pair[0] = pair[1] = zeros();
-    accumulate(s.keys + i * job.pool.k_dim, job.pool.k_dim, 1, q, job.pool.k_dim, sums);
+    accumulate(keys + i * depth, depth, 1, reinterpret_cast<const Cell*>(q), depth, sums);
     for (Index r = 0; r < kRowsAtOnce; ++r) {
       const Index key = low + i + r;
       Floats a = shaped(job, sums[r][0]), b = shaped(job, sums[r][1]);
@@ -206,14 +264,17 @@ void soften(Index count, float* most, float* total, float* weights, Floats (&dec
 }
 
 // Weighted values of the block, added to the transposed output.
+template <class Cell>
 void weigh(const AttentionJob& job, Index count, const Scratch& s, float* out, const Floats (&decay)[2]) {
-  const Index v_rows = rounded(job.pool.v_dim, kRowsAtOnce);
+  const Index v_rows = rounded(job.pool.v_dim, kRowsAtOnce), cells = (count + kDeep<Cell> - 1) / kDeep<Cell>;
+  const Cell* const values = reinterpret_cast<const Cell*>(s.values);
+  const Cell* const weights = reinterpret_cast<const Cell*>(s.weights);
   for (Index d = 0; d < v_rows; d += kRowsAtOnce) {
     Floats sums[kRowsAtOnce][2];
     float* at = out + d * kQueryPanel;
     for (Index r = 0; r < kRowsAtOnce; ++r)
       for (Index v = 0; v < 2; ++v) sums[r][v] = mul(load(at + r * kQueryPanel + v * kWidth), decay[v]);
-    accumulate(s.values + d, 1, v_rows, s.weights, count, sums);
+    accumulate(values + d, 1, v_rows, weights, cells, sums);
     for (Index r = 0; r < kRowsAtOnce; ++r)
       for (Index v = 0; v < 2; ++v) store(at + r * kQueryPanel + v * kWidth, sums[r][v]);
   }
@@ -229,13 +290,16 @@ PACELINE_INLINE float last_factor(const AttentionJob& job, Index head, float mos
   return both[0] / (total * both[0] + both[1]);
 }
 
-void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
+template <class Cell>
+void attend_chunk_in(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
   const Index columns = piece.count * job.group, panels = rounded(columns, kQueryPanel) / kQueryPanel;
   const Index v_rows = rounded(job.pool.v_dim, kRowsAtOnce);
   Index used;
   const Scratch s = carve(job, panels, scratch, &used);
   for (Index p = 0; p < panels; ++p) {
-    load_queries(job, piece, p, s.q + p * job.pool.k_dim * kQueryPanel, s.positions + p * kQueryPanel);
+    float* const q = s.q + p * job.pool.k_dim * kQueryPanel;
+    load_queries(job, piece, p, q, s.positions + p * kQueryPanel);
+    fold_rows(Cell(), q, job.pool.k_dim);
   }
   for (Index i = 0; i < panels * kQueryPanel; ++i) {
     s.most[i] = -kInfinity;
@@ -244,16 +308,17 @@ void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* s
   for (Index i = 0; i < panels * v_rows * kQueryPanel; ++i) s.out[i] = 0;
   for (Index low = piece.key_low; low < piece.key_high; low += kKeyBlock) {
     const Index count = piece.key_high - low < kKeyBlock ? piece.key_high - low : kKeyBlock;
-    of_kind(job.pool.kind, [&](auto element) { gather<decltype(element)>(job, piece, low, count, s); });
+    gather(Cell(), job, piece, low, count, s);
     for (Index p = 0; p < panels; ++p) {
       const int32_t* positions = s.positions + p * kQueryPanel;
       const Index newest = positions[kQueryPanel - 1];
       if (low > newest || low + count <= positions[0] - job.window + 1) continue;  // no query sees any of it
       const Index seen = newest - low + 1 < count ? newest - low + 1 : count;
-      score(job, low, seen, job.window, s.q + p * job.pool.k_dim * kQueryPanel, positions, s);
+      score<Cell>(job, low, seen, job.window, s.q + p * job.pool.k_dim * kQueryPanel, positions, s);
       Floats decay[2];
       soften(seen, s.most + p * kQueryPanel, s.total + p * kQueryPanel, s.weights, decay);
-      weigh(job, seen, s, s.out + p * v_rows * kQueryPanel, decay);
+      fold_rows(Cell(), s.weights, seen);
+      weigh<Cell>(job, seen, s, s.out + p * v_rows * kQueryPanel, decay);
     }
   }
   for (Index j = 0; j < columns; ++j) {
@@ -263,4 +328,13 @@ void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* s
     float* to = job.out + (piece.token + j / job.group) * job.out_stride + head * job.pool.v_dim;
     for (Index d = 0; d < job.pool.v_dim; ++d) to[d] = from[d * kQueryPanel] * factor;
   }
+}
+
+void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
+#if PACELINE_PAIRS
+  if (job.pool.kind == PoolKind::kBFloat16 && job.pool.k_dim % 2 == 0 && has_pairs()) {
+    return attend_chunk_in<Pair>(job, piece, scratch);
+  }
+#endif
+  attend_chunk_in<float>(job, piece, scratch);
 }

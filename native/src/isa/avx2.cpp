@@ -1,6 +1,8 @@
 // The kernels for AVX2, FMA and F16C: any x86-64 since 2013.
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "../jobs.h"
 
 namespace paceline {

@@ -1,6 +1,8 @@
 // The kernels for AVX2 with VNNI in its AVX form: laptops since Alder Lake.
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "../jobs.h"
 
 namespace paceline {

@@ -1,6 +1,8 @@
 // The kernels for AVX-512 F, BW, DQ, VL and VNNI.
 #include <immintrin.h>
 
+#include <type_traits>
+
 #include "../jobs.h"
 
 namespace paceline {

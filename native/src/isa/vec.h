@@ -15,6 +15,13 @@ using Index = int64_t;
 #define PACELINE_VNNI 0
 #endif
 
+// VDPBF16PS: sums of two products of bfloat16 each. Compiled in where the compiler may use it; see `has_pairs`.
+#if defined(__AVX512BF16__)
+#define PACELINE_PAIRS 1
+#else
+#define PACELINE_PAIRS 0
+#endif
+
 #if defined(__AVX512F__)
 
 using Floats = __m512;
@@ -57,6 +64,32 @@ PACELINE_INLINE Floats power_of_two(Ints n) {
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
 PACELINE_INLINE float sum(Floats x) { return _mm512_reduce_add_ps(x); }
+#if PACELINE_PAIRS
+// Not every processor with AVX-512 has it.
+inline bool has_pairs() {
+  static const bool has = __builtin_cpu_supports("avx512bf16");
+  return has;
+}
+PACELINE_INLINE Ints bfloat16_bits(Floats x) {
+  return _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(x)));
+}
+// Both rounded to bfloat16: `even` in the lower halves of the lanes, `odd` in the upper.
+PACELINE_INLINE Ints pairs(Floats even, Floats odd) {
+  return _mm512_or_si512(bfloat16_bits(even), _mm512_slli_epi32(bfloat16_bits(odd), 16));
+}
+// The same of 16 elements that are bfloat16 already.
+PACELINE_INLINE Ints pairs(const uint16_t* even, const uint16_t* odd) {
+  const auto widened = [](const uint16_t* p) __attribute__((always_inline)) {
+    return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  };
+  return _mm512_or_si512(widened(even), _mm512_slli_epi32(widened(odd), 16));
+}
+PACELINE_INLINE void store_ints(void* p, Ints x) { _mm512_storeu_si512(p, x); }
+// Two products, added to each lane of `sum`.
+PACELINE_INLINE Floats fma(Ints a, Ints b, Floats sum) {
+  return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+}
+#endif
 PACELINE_INLINE Floats load_bfloat16(const uint16_t* p) {
   __m256i raw = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(raw), 16));
