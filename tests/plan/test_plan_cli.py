@@ -40,6 +40,25 @@ def test_the_whole_answer_as_text() -> None:
     assert "a million output tokens" in run("cost", *LLAMA, "--price", "1.2")
 
 
+def test_a_named_question_that_does_not_arise_says_what_is_missing() -> None:
+    assert "Not answered: no price is given; --price says what one chip costs an hour." in run("cost", *LLAMA)
+    found = json.loads(run("cost", "fit", *LLAMA, "--json"))["answers"]
+    assert list(found) == ["cost", "fit"]
+    assert found["cost"]["question"] == "What does a million tokens cost?"
+    assert found["cost"]["values"] == {}
+    large = ("--model", "llama-3-70b", "--chip", "l40s")
+    assert "Not answered: no sequence of this context fits" in run("cost", *large, "--price", "1")
+
+
+def test_a_context_beyond_the_models_own_is_noted() -> None:
+    words = (*LLAMA, "--context", "1000000")
+    note = "context of 1,000,000 tokens: llama-3-8b was made for 8,192, and an engine takes no more"
+    assert note in " ".join(run("fit", *words).split())
+    assert json.loads(run("fit", *words, "--json"))["case"]["notes"] == [note]
+    assert "was made for" not in run("fit", *LLAMA, "--context", "8192")
+    assert "prompt and output of 8,256 tokens" in " ".join(run("fit", *LLAMA, "--prompt", "8000").split())
+
+
 def test_json_is_one_object_in_base_units() -> None:
     document = json.loads(run(*LLAMA, "--json"))
     assert document["case"]["model"] == "llama-3-8b"

@@ -120,6 +120,17 @@ class Case:
     def chip(self) -> Chip:
         return self.deployment.chip
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What to know of the case itself, whatever is asked about it."""
+        most, traffic = self.model.max_context, self.traffic
+        asked = (("context", traffic.context), ("prompt and output", traffic.prompt + traffic.output))
+        return tuple(
+            f"{what} of {tokens:,} tokens: {self.model.name} was made for {most:,}, and an engine takes no more"
+            for what, tokens in asked
+            if 0 < most < tokens
+        )
+
     @cached_property
     def format(self) -> str:
         """In what the chip multiplies these weights; the maker may publish no rate for any format."""

@@ -35,6 +35,7 @@ def of_case(case: Case) -> dict[str, Any]:
         "ttft_s": targets.ttft_s,
         "itl_s": targets.itl_s,
         "price_per_hour": case.price_per_hour,
+        "notes": list(case.notes),
     }
 
 

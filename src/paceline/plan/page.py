@@ -19,6 +19,7 @@ def render(case: Case, answers: list[Answer]) -> str:
     """The whole page."""
     title = f"{case.model.name} on {case.chips} x {case.chip.title}"
     body = [html.heading(title, 1), html.paragraph(describe(case), "soft")]
+    body += [html.paragraph(f"Note: {note}.") for note in case.notes]
     for answer in answers:
         body.append(html.heading(answer.question))
         body.append(html.paragraph(answer.headline))

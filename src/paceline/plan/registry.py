@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 from collections.abc import Callable, Iterable
 
 from paceline.errors import ConfigError
@@ -48,17 +49,42 @@ QUESTIONS: dict[str, Callable[[Case], Answer | None]] = {
 
 
 def answer(case: Case, questions: Iterable[str] = ()) -> list[Answer]:
-    """The answers, of all questions where none is named; those that do not arise are left out. ConfigError: unknown."""
-    wanted = list(questions) or list(QUESTIONS)
-    found = [find(name)(case) for name in dict.fromkeys(wanted)]
-    return [one for one in found if one is not None]
+    """The answers to the named questions, or to all that arise where none is named. ConfigError: unknown.
+
+    Of a named one that does not arise, the answer says what is missing.
+    """
+    named = [_name_of(name) for name in dict.fromkeys(questions)]
+    found = [(name, QUESTIONS[name](case)) for name in dict.fromkeys(named or QUESTIONS)]
+    return [one or _not_arising(case, name) for name, one in found if one is not None or named]
+
+
+def question_of(name: str) -> str:
+    """The question that its file is about, as its first lines have it."""
+    text = importlib.import_module(QUESTIONS[name].__module__).__doc__ or ""
+    return " ".join(text.partition("\n\n")[0].split())
+
+
+def _not_arising(case: Case, name: str) -> Answer:
+    if name == "cost" and case.price_per_hour is None:
+        why = "no price is given; --price says what one chip costs an hour"
+    elif name != "cost" and not case.roofline.knows_compute:
+        why = (
+            f"no rate at which {case.chip.title} multiplies {case.format} is known; a .toml file of your own may say it"
+        )
+    else:
+        why = "no sequence of this context fits; `paceline plan fit` says what would"
+    return Answer(name=name, question=question_of(name), headline=f"Not answered: {why}.")
 
 
 def find(name: str) -> Callable[[Case], Answer | None]:
     """The question of this name. ConfigError with the nearest ones where there is none."""
+    return QUESTIONS[_name_of(name)]
+
+
+def _name_of(name: str) -> str:
     plain = name.strip().lower().replace("-", "_")
     if plain in QUESTIONS:
-        return QUESTIONS[plain]
+        return plain
     near = difflib.get_close_matches(plain, QUESTIONS, 3, 0.4)
     hint = f"did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(f"question {name!r} is not known; {hint}(known: {', '.join(QUESTIONS)})")

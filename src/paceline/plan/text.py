@@ -18,6 +18,8 @@ from paceline.plan.units import Unit, show
 def print_answers(console: Console, case: Case, answers: list[Answer], *, tables: bool = True) -> None:
     """All of them, with the case they are about at the top."""
     _print(console, describe(case), style="bold")
+    for note in case.notes:
+        _print(console, f"note: {note}", style="yellow")
     for answer in answers:
         console.print()
         _print(console, answer.question, style="bold underline")

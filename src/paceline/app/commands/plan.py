@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -103,10 +102,10 @@ def write(out: Path, case: Case, answers: list[Answer]) -> list[Path]:
 
 
 def _print_catalogue(as_json: bool) -> None:
-    from paceline.plan.registry import QUESTIONS
+    from paceline.plan.registry import QUESTIONS, question_of
 
     chips, models = catalogue()
-    about = {name: _question(ask.__module__) for name, ask in QUESTIONS.items()}
+    about = {name: question_of(name) for name in QUESTIONS}
     if as_json:
         typer.echo(json.dumps({"questions": about, "chips": list(chips), "models": list(models)}, indent=2))
         return
@@ -130,11 +129,3 @@ def _print_catalogue(as_json: bool) -> None:
         grid.add_row(name, f"{model.params / 1e9:.3g}e9", active, str(model.layers))
     console.print()
     console.print(grid)
-
-
-def _question(module: str) -> str:
-    """The first line of a question's file."""
-    import importlib
-
-    text = importlib.import_module(module).__doc__ or ""
-    return re.sub(r"\s+", " ", text.partition("\n\n")[0].strip())
