@@ -154,6 +154,22 @@ def test_a_trace_names_the_classes_that_there_are(tmp_path: Path) -> None:
     assert "2 requests succeeded" in run(*words, "--classes", '{"gold": {}}')
 
 
+def test_what_a_real_engine_would_not_do_is_noted() -> None:
+    load = ("--rate", "1", "-n", "3", "--output", "2", "-q")
+    said = run(
+        *ENGINE, *load, "--input", "9000", "--slo", "ttft<=1s", "--slo", "itl_p99<=50ms", "--out", "a", code=None
+    )
+    assert "requests of up to 9,002 tokens: the model was made for 8,192" in said
+    assert "judged by ttft <= 1s, but class standard promises 5s and slo works for that" in said
+    assert """--classes '{"standard": {"itl_ms": 50.0}}' tells it""" in said
+    told = ("--classes", '{"standard": {"ttft_ms": 1000, "itl_ms": 50}}')
+    assert "note:" not in run(
+        *ENGINE, *load, *told, "--input", "900", "--slo", "ttft<=1s, itl_p99<=50ms", "--out", "b", code=None
+    )
+    assert "note:" not in run(*ENGINE, *load, "--policy", "vllm", "--slo", "ttft<=1s", "--out", "c", code=None)
+    run(*ENGINE, *load, "--trace", "t.jsonl", "--prompts", "p.txt", code=64)
+
+
 def test_infinite_loads() -> None:
     with pytest.raises(ConfigError, match="impossible rate"):
         run(*ENGINE, "--rate", "inf")

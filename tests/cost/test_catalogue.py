@@ -240,6 +240,7 @@ def test_a_model_of_ones_own(tmp_path: Path) -> None:
     [
         ("[chips.x]\nmemory_gb = 1\n", "bandwidth_gbs must be given"),
         ("[chips.x]\nmemory_gb = 1\nbandwith_gbs = 1\n", "did you mean bandwidth_gbs"),
+        ("[chips.x]\nname = 'x'\nmemory_gb = 1\n", "x: name is not a figure; its table is named by"),
         ("[chips.x]\nmemory_gb = 'much'\nbandwidth_gbs = 1\n", "memory_gb is 'much', expected a number"),
         ("[chips.x]\nmemory_gb = -1\nbandwidth_gbs = 1\n", "not negative"),
         ("[chips.x]\nmemory_gb = 1\nbandwidth_gbs = 1\nsms = 1.5\n", "expected a whole number"),

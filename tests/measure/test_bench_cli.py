@@ -85,7 +85,7 @@ def test_json_alone_on_standard_output(tmp_path: Path) -> None:
         (["http://127.0.0.1:9", "--rate", "1", "--duration", "0s"], "duration must be above 0"),
         (["http://127.0.0.1:9", "--trace", "none.csv"], "cannot read the trace"),
         (["http://127.0.0.1:9", "--trace", "empty.jsonl"], "is empty"),
-        (["http://127.0.0.1:9", "--trace", "broken.jsonl"], "broken.jsonl:2: not a trace row"),
+        (["http://127.0.0.1:9", "--trace", "broken.jsonl"], "broken.jsonl:2: not JSON"),
         (["http://127.0.0.1:9", "--trace", "broken.csv"], "cannot tell the format"),
         (["http://127.0.0.1:9", "--rate", "1e9", "--duration", "1s"], "impossible rate"),
         (["http://127.0.0.1:9", "--rate", "1", "-n", "1", "--tenant-key", "a=env:HOME"], "no request of the load is"),

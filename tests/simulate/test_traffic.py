@@ -159,7 +159,7 @@ def test_nobody_is_sent_before_he_is_due(cap: int | None, takes_s: float, turns:
 def test_malformed_traces_name_the_line(tmp_path: Path) -> None:
     bad = tmp_path / "trace.jsonl"
     bad.write_text('{"at_s": 0, "input_tokens": 10}\n{"at_s": 1, "input_tokens": "many"}\n')
-    with pytest.raises(ConfigError, match=r"trace\.jsonl:2: not a trace row"):
+    with pytest.raises(ConfigError, match=r"trace\.jsonl:2: input_tokens is 'many'; it must be a whole number"):
         planned(trace_plan(bad))
     log = tmp_path / "calls.jsonl"
     log.write_text('{"log":1,"config":{}}\n')

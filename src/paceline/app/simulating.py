@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,7 @@ from paceline.measure.plan import BenchPlan
 if TYPE_CHECKING:
     from paceline.cost.deployment import Deployment
     from paceline.cost.fit import Calibration
+    from paceline.measure.metrics import RequestMetrics
     from paceline.simulate.fleet.file import FleetFile
     from paceline.simulate.many import FleetSetup
     from paceline.simulate.run import EngineSetup
@@ -144,6 +146,36 @@ def plan_of(
     return plan if price is None else msgspec.structs.replace(plan, price_per_hour=price)
 
 
+def notes_of(plan: BenchPlan, setup: EngineSetup, requests: Sequence[RequestMetrics] = ()) -> list[str]:
+    """What to know of a simulation that is none of its results: what it took as it was asked, and a real engine won't.
+
+    `requests` are those of its runs.
+    """
+    from paceline.measure.slo import format_seconds, parse_slos
+
+    notes: list[str] = []
+    longest = max((one.input_tokens or 0) + (one.output_tokens or 0) for one in requests) if requests else 0
+    if 0 < setup.max_context < longest:
+        notes.append(
+            f"requests of up to {longest:,} tokens: the model was made for {setup.max_context:,}, and a real engine "
+            "takes no more"
+        )
+    if not setup.asks:
+        return notes
+    kind = next(kind for kind in setup.config.classes if kind.name == setup.default_class)
+    for slo in parse_slos(plan.slos):
+        quantity = slo.metric.partition("_")[0]
+        told_s = {"ttft": kind.ttft_s, "itl": kind.itl_s, "tpot": kind.itl_s, "e2e": kind.e2e_s}.get(quantity)
+        if told_s is not None and slo.bound_s < told_s:
+            key = {"tpot": "itl"}.get(quantity, quantity)
+            wanted = json.dumps({kind.name: {f"{key}_ms": round(1000 * slo.bound_s, 6)}})
+            notes.append(
+                f"judged by {slo}, but class {kind.name} promises {format_seconds(told_s)} and {setup.config.policy} "
+                f"works for that: --classes '{wanted}' tells it"
+            )
+    return notes
+
+
 def setup_of(options: EngineOptions, scheduler: SchedulerSettings, kv: KVSettings) -> EngineSetup:
     """The engine that the options describe. ConfigError says what cannot be, and what could."""
     if options.calibration is None:
@@ -197,6 +229,7 @@ def _analytic(options: EngineOptions, scheduler: SchedulerSettings, kv: KVSettin
         },
         overheads=Overheads(before_s=before, after_s=after),
         kv_bytes_per_token=deployment.kv_bytes_per_token,
+        max_context=deployment.model.max_context,
         **_around(options, scheduler),
     )
 

@@ -217,8 +217,10 @@ def _checked(cls: type[Any], given: Mapping[str, Any], where: str) -> dict[str, 
     types = {f.name: str(f.type) for f in fields(cls)}
     values: dict[str, Any] = {}
     for key, value in given.items():
-        if key not in types or key in ("name", "sources"):
-            near = difflib.get_close_matches(key, types, 1)
+        if key == "name":
+            raise ConfigError(f"{where}: name is not a figure; its table is named by [chips.NAME] or [models.NAME]")
+        if key not in types or key == "sources":
+            near = difflib.get_close_matches(key, [one for one in types if one not in ("name", "sources")], 1)
             raise ConfigError(f"{where}: {key} is not a figure" + (f"; did you mean {near[0]}?" if near else ""))
         if key in _PARTS and isinstance(value, dict):
             values[key] = _part(_PARTS[key], value, f"{where}: {key}")

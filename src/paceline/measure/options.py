@@ -194,6 +194,8 @@ def to_plan(url: str, options: BenchOptions, *, needs_load: bool = True) -> Benc
     _check_judging(options)
     trace = None
     if options.trace is not None:
+        if options.prompts is not None:
+            raise usage_error("a trace brings its own prompts or lengths: give --trace or --prompts, not both")
         trace = Trace(
             path=str(options.trace),
             format=options.trace_format,

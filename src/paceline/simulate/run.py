@@ -60,6 +60,7 @@ class EngineSetup:
     default_class: str = "standard"
     call_log: str | None = None  # write every scheduler call here
     kv_bytes_per_token: float = 0.0  # over all chips of the engine, for KV that is handed to another
+    max_context: int = 0  # tokens that the model was made for; 0: not known
 
     @property
     def asks(self) -> bool:

@@ -11,16 +11,20 @@ Exit codes of a run are those of `paceline bench`: 0 PASS, 1 FAIL, 2 UNDECIDED o
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from paceline.app.config import Resolved
 from paceline.app.options import with_settings
-from paceline.app.simulating import LOAD_OPTIONS, EngineOptions, FleetOptions, fleet_of, plan_of, setup_of
+from paceline.app.simulating import LOAD_OPTIONS, EngineOptions, FleetOptions, fleet_of, notes_of, plan_of, setup_of
 from paceline.errors import ConfigError
 from paceline.measure.cli_base import BenchGroup, Report, console_for, out_folder, put_json, view_for
 from paceline.measure.options import BenchOptions, takes, usage_error
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 group = typer.Typer(
     name="simulate",
@@ -97,6 +101,7 @@ def run_command(
         style="dim",
         highlight=False,
     )
+    _note(console, notes_of(plan, setup, analysis.run.requests))
     console.print(f"result: {folder.path}", highlight=False, markup=False, soft_wrap=True)
     raise typer.Exit(analysis.verdict.exit_code)
 
@@ -121,8 +126,16 @@ def _compare(text: str, rates: str | None, load: BenchOptions, setup: Any, *, re
         print_family(console, members)
     if report:
         write_family(members, plan, out)
+    of_slo = [dataclasses.replace(setup, config=dataclasses.replace(setup.config, policy=name)) for name in policies]
+    requests = [request for member in members for request in member.analysis.run.requests]
+    _note(console, list(dict.fromkeys(note for one in of_slo for note in notes_of(plan, one, requests))))
     console.print(f"result: {out}", highlight=False, markup=False, soft_wrap=True)
     return 0 if members and not members[-1].interrupted else 3
+
+
+def _note(console: Console, notes: Iterable[str]) -> None:
+    for note in notes:
+        console.print(f"note: {note}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
 def _numbers(text: str | None) -> list[float]:
@@ -175,4 +188,5 @@ def capacity_command(
             view.note(f"{rate:g}/s, run {attempt}: {answer.value}  {why}")
 
         found = find_rate(plan, setup, out, settings, view, show, simulator)
+    _note(console_for(err=True), notes_of(plan, setup))
     tell_capacity(found, out, as_json=load.as_json, report=report)
