@@ -40,7 +40,7 @@ def test_a_flood_is_ahead_of_a_tenant_that_was_here_lately_and_that_one_behind()
     line = Line()
     flood, quiet = newcomer(line, "a"), newcomer(line, "b")
     line.charge(quiet, 200)
-    line.leave(quiet)
+    line.end(quiet)
     line.charge(flood, int(200 + CREDIT))
     assert line.ahead(flood)
     again = newcomer(line, "b", 1)
@@ -53,7 +53,7 @@ def test_a_flood_is_ahead_of_a_tenant_that_was_here_lately_and_that_one_behind()
 
 def test_a_tenant_that_stays_away_is_forgotten_and_nothing_spared_for_it() -> None:
     line = Line()
-    line.leave(newcomer(line, "b"))
+    line.end(newcomer(line, "b"))
     flood = newcomer(line, "a")
     for number in range(1000):
         line.leave(flood)
@@ -61,3 +61,23 @@ def test_a_tenant_that_stays_away_is_forgotten_and_nothing_spared_for_it() -> No
         line.punctual(lambda request: True)
         line.charge(flood, 100)
     assert not line.ahead(flood)
+
+
+def test_nobody_is_behind_a_flood_that_is_gone() -> None:
+    line = Line()
+    flood, quiet = newcomer(line, "a"), newcomer(line, "b")
+    line.charge(flood, int(2 * CREDIT))
+    assert line.behind(quiet)
+    line.end(flood)
+    assert not line.behind(quiet)
+
+
+def test_a_prompt_that_began_because_its_tenant_was_behind_goes_on() -> None:
+    line = Line()
+    newcomer(line, "a")
+    quiet, next_ = newcomer(line, "b"), newcomer(line, "b", 1)
+    line.charge(newcomer(line, "a", 1), int(0.75 * CREDIT))
+    line.charge(quiet, int(0.5 * CREDIT))
+    assert not line.behind(next_), "what it had since counts"
+    quiet.planned = int(0.5 * CREDIT)
+    assert line.behind(quiet), "but not against itself"

@@ -24,6 +24,7 @@ from paceline.core.classes import Overload
 from paceline.core.desk import Desk
 from paceline.core.pace import Pace
 from paceline.core.policies.base import Policy
+from paceline.core.policies.parts.aside import Aside
 from paceline.core.policies.parts.backlog import Backlog
 from paceline.core.policies.parts.envelope import Envelope
 from paceline.core.policies.parts.knobs import knob
@@ -37,7 +38,6 @@ from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 # A share of the gaps may be late, which of a short answer's is none: aim so much lower, less where tokens are held.
 FEW_GAPS, FEW_GAPS_HELD = 10.0, 2.5
 CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
-MOST_CREDIT = 4096.0  # tokens that late requests may be owed at most
 EARLY = 0.9  # of the promised gap: tokens held are shown so long apart
 SPENT = 0.8  # of the time to the earliest deadline that a step is expected to take, where tokens are held
 LONGEST = 2.0  # promised gaps that a step takes at most, whatever is held: whoever comes meanwhile waits
@@ -65,13 +65,14 @@ class Slo(Policy):
     _room: Room = field(init=False)
     _line: Line = field(init=False, default_factory=Line)
     _backlog: Backlog = field(init=False, default_factory=Backlog)
-    _credit: float = field(init=False, default=0.0)  # prefill tokens those aside are owed
+    _aside: Aside = field(init=False)
     _starving: int = field(init=False, default=0)  # steps in a row in which prompts wanted time and got none
     _silent: int = field(init=False, default=0)  # the same for those who generate and were promised nothing
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._room = Room(self.displace, self._evict, self._slack)
+        self._aside = Aside(self._line, self.partial)
 
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
         """Refuse whose first token cannot come in time, if their class says so; else stand them in line."""
@@ -91,7 +92,8 @@ class Slo(Policy):
 
     def leave(self, request: Request, reason: FinishReason) -> None:
         """Take it out of the line."""
-        self._line.leave(request)
+        self._line.end(request)
+        self._aside.leave(request)
 
     def decide(self, desk: Desk) -> None:
         """Fill the step."""
@@ -107,25 +109,22 @@ class Slo(Policy):
         self._decode(desk, promised)
         step = self._open(desk, promised)
         urgent: list[Request] = []
-        late: dict[str, list[Request]] = {}  # by class
+        late: list[Request] = []
         # Aside, the age of a prompt for each token it still needs decides: short ones first, but all age.
         under_way.sort(key=lambda request: (desk.now - request.arrived_s) / (request.known - request.planned))
         for request in under_way:
             step.join(request)
-            if self._is_urgent(desk, request):
-                urgent.append(request)
-            else:
-                late.setdefault(request.kind.name, []).append(request)
-        hungry = bool(late) or self._line.any_aside()
-        if self._credit >= self.floor:
-            self._credit -= self._serve_aside(desk, step, late, int(self._credit))
+            (urgent if self._is_urgent(desk, request) else late).append(request)
+        self._aside.open(late)
+        if self._aside.credit >= self.floor:
+            self._serve_aside(desk, step, int(self._aside.credit))
         punctual = self._serve_in_time(desk, step, urgent, max(self.floor, desk.budget - len(others)))
         if punctual and step.cost is not None:
             # Those who only fill the step up must not hold first tokens back to the last moment.
             step.limit_s = min(step.limit_s, self.step_share * step.first_s)
         self._decode_others(desk, step, others)
-        self._credit += self.late_share * punctual - self._serve_aside(desk, step, late, desk.budget)
-        self._credit = max(0.0, min(self._credit, MOST_CREDIT)) if hungry else 0.0
+        self._serve_aside(desk, step, desk.budget)
+        self._aside.owe(self.late_share * punctual)
         self._starving = 0 if step.prefilled or desk.bound_by is Bound.NOTHING else self._starving + 1
         if not desk.rows and under_way:
             self._unlock(desk, step)
@@ -199,10 +198,10 @@ class Slo(Policy):
         under_way: dict[str, int] = {}  # by tenant
         for begun in urgent:
             under_way[begun.spec.tenant] = under_way.get(begun.spec.tenant, 0) + 1
-        given, may_begin, step.full = 0, True, False
+        given, may_begin, step.full = 0, not self._aside.kept_out, False
         while given < most and not step.full:
-            first = self._first(urgent)
-            head = self._newcomer(desk, first) if may_begin else None
+            first = self._first(desk, urgent)
+            head = self._newcomer(desk, first, urgent) if may_begin else None
             if (request := head or first) is None:
                 break
             if head is None:
@@ -216,8 +215,9 @@ class Slo(Policy):
             if not size and head is not None:
                 may_begin = False  # nobody overtakes the head
             elif size and step.cost is not None and not step.full and request.first_token_s is None:
-                # Its first token comes at the end of this step, which must not be too late for it.
-                step.first_s = min(step.first_s, max(0.0, request.deadline_s - desk.now))
+                # Its first token comes at the end of this step, which must not be too late for it, if it is not yet.
+                left_s = request.deadline_s - desk.now
+                step.first_s = min(step.first_s, left_s if left_s > 0.0 else inf)
                 step.limit_s = min(step.limit_s, step.first_s)
         return given
 
@@ -225,51 +225,56 @@ class Slo(Policy):
         """Whether a prompt under way is of use in time: for its first token, or for an answer it was evicted from."""
         if request.first_token_s is not None:
             return gap_s(request) < inf
-        return request.deadline_s < inf and self._backlog.makes_it(desk, request)
+        if request.deadline_s == inf:
+            return False
+        # A tenant that a flood pushed aside has its share all the same.
+        return self._backlog.makes_it(desk, request) or self._line.behind(request)
 
-    def _first(self, urgent: list[Request]) -> Request | None:
+    def _first(self, desk: Desk, urgent: list[Request]) -> Request | None:
         """Who goes on first of the prompts under way: whoever was evicted in an answer, then as in the line."""
         answering = [request for request in urgent if request.first_token_s is not None]
         if answering:
             return min(answering, key=lambda request: request.deadline_s)
-        return self._line.first_of(urgent) if urgent else None
+        return self._line.first_of(urgent, desk.now) if urgent else None
 
-    def _newcomer(self, desk: Desk, first: Request | None) -> Request | None:
-        """Who begins next, if he goes before the `first` of the prompts under way."""
+    def _newcomer(self, desk: Desk, first: Request | None, urgent: list[Request]) -> Request | None:
+        """Who begins next, if he goes before the `first` of the prompts under way.
+
+        Who could not make it behind those of its tenant that go first does not begin: it would only hold memory.
+        """
+
+        def makes_it(request: Request) -> bool:
+            ahead = sum(
+                other.known - other.planned
+                for other in urgent
+                if other.deadline_s <= request.deadline_s and other.spec.tenant == request.spec.tenant
+            )
+            return self._backlog.makes_it(desk, request, ahead)
+
         head = self._line.resumed()
         if head is not None or (first is not None and first.first_token_s is not None):
             return head
-        head = self._line.punctual(lambda request: self._backlog.makes_it(desk, request))
-        return None if head is None or (first is not None and not self._line.before(head, first)) else head
+        head = self._line.punctual(makes_it)
+        owed = self._line.owed()
+        if owed is not None and (head is None or self._line.before(owed, head, desk.now)):
+            head = owed
+        return None if head is None or (first is not None and not self._line.before(head, first, desk.now)) else head
 
-    def _serve_aside(self, desk: Desk, step: Envelope, late: dict[str, list[Request]], most: int) -> int:
-        """Those who are late or were promised nothing, classes by their share of it; the tokens they got.
-
-        Of one class, prompts under way go first: each holds memory.
-        """
+    def _serve_aside(self, desk: Desk, step: Envelope, most: int) -> None:
+        """Those who are late or were promised nothing, as far as `most` tokens go."""
         given, step.full = 0, False
-        begun = {name: len(requests) for name, requests in late.items()}
-        barred: set[str] = set()  # classes whose head found the crowd too large; others may find a place
         while given < most and not step.full:
-            for name in self._line.by_share():
-                running = [request for request in late.pop(name, []) if request.holds_kv]  # who did not just give way
-                if running:
-                    request = running.pop()
-                    late[name] = running
-                    break
-                newcomer = None if name in barred or begun.get(name, 0) >= self.partial else self._line.aside(name)
-                if newcomer is not None and step.has_room(newcomer):
-                    request = newcomer
-                    begun[name] = begun.get(name, 0) + 1
-                    break
-                barred.add(name)
-            else:
+            request = self._aside.next(step.has_room)
+            if request is None:
                 break
+            begins = not request.holds_kv
             size = self._give(desk, step, request, most - given, left=True)
-            given += size
-            if not size and not request.holds_kv:
+            if size:
+                given += size
+                self._aside.gave(request, size, began=begins)
+            elif begins:
+                self._aside.keep_out(request)
                 break  # nobody overtakes the head
-        return given
 
     def _give(
         self,
@@ -367,6 +372,7 @@ class Slo(Policy):
 
     def _evict(self, desk: Desk, victim: Request) -> None:
         desk.preempt(victim)
+        self._aside.leave(victim)
         due_s = next_token_s(victim, timeline=self.pace == "timeline")
         if victim.first_token_s is not None and due_s < inf:
             self._line.resume(victim, due_s)

@@ -38,9 +38,12 @@ class Backlog:
             return alone_s
         return max(alone_s, (request.known - start) / self._tokens_per_s)
 
-    def makes_it(self, desk: Desk, request: Request) -> bool:
-        """Whether its first token can come in time, if it is served at once."""
-        return request.deadline_s == inf or desk.now + self.own_s(desk, request) <= request.deadline_s
+    def makes_it(self, desk: Desk, request: Request, ahead: int = 0) -> bool:
+        """Whether its first token can come in time, if it is served at once, or after so many tokens of others."""
+        if request.deadline_s == inf:
+            return True
+        wait_s = ahead / self._tokens_per_s if ahead and self._tokens_per_s else 0.0
+        return desk.now + wait_s + self.own_s(desk, request) <= request.deadline_s
 
     def wait_s(self, desk: Desk, request: Request) -> float:
         """Seconds until its first token if it joins now: those due before it that are not late yet, then itself."""

@@ -84,6 +84,7 @@ class Line:
 
     def __init__(self) -> None:
         self._classes: dict[str, _Class] = {}
+        self._here: dict[tuple[str, str], set[str]] = {}  # ids of live requests by class and tenant
         self._resumed: list[tuple[int, float, int, Request]] = []  # priority, deadline, place, request
         self._places: dict[str, int] = {}  # of those in line, by request id; any other entry is void
         self._counter = 0
@@ -95,6 +96,7 @@ class Line:
         place = self._place(request)
         kind = self._classes.setdefault(request.kind.name, _Class())
         tenant = request.spec.tenant
+        self._here.setdefault((request.kind.name, tenant), set()).add(request.request_id)
         if tenant not in kind.punctual.heaps and tenant not in kind.aside.heaps:
             kind.served[tenant] = max(kind.served.get(tenant, 0.0), kind.level - CREDIT)
         entry = (request.deadline_s, place, request)
@@ -109,8 +111,16 @@ class Line:
         heappush(self._resumed, (request.kind.priority, due_s, place, request))
 
     def leave(self, request: Request) -> None:
-        """It runs now, or has ended."""
+        """It runs now."""
         self._places.pop(request.request_id, None)
+
+    def end(self, request: Request) -> None:
+        """It has ended."""
+        self.leave(request)
+        whose = request.kind.name, request.spec.tenant
+        self._here[whose].discard(request.request_id)
+        if not self._here[whose]:
+            del self._here[whose]
 
     def charge(self, request: Request, tokens: int, *, left: bool = False) -> None:
         """Count tokens given to a request against its tenant; with `left`, against its class's share of the rest."""
@@ -132,25 +142,41 @@ class Line:
         return len(served) > 1 and served.get(request.spec.tenant, 0.0) - min(served.values()) > MUCH
 
     def behind(self, request: Request) -> bool:
-        """Whether its tenant has had much less than another of the class."""
-        served = self._classes[request.kind.name].served
-        return len(served) > 1 and max(served.values()) - served.get(request.spec.tenant, 0.0) > MUCH
+        """Whether its tenant has had much less than another of the class that is here, but for what it had itself.
 
-    def before(self, one: Request, other: Request) -> bool:
+        Who had the right to begin has the right to end.
+        """
+        name, tenant = request.kind.name, request.spec.tenant
+        served = self._classes[name].served
+        if len(served) < 2:
+            return False
+        had = served.get(tenant, 0.0) - request.planned
+        return any(more - had > MUCH and (name, other) in self._here for other, more in served.items())
+
+    def owed(self) -> Request | None:
+        """Who is next of those who stand aside although their tenant is behind, and were promised a first token."""
+        for name, kind in self._classes.items():
+            if len(kind.served) > 1:
+                head = self.aside(name)
+                if head is not None and head.deadline_s < inf and self.behind(head):
+                    return head
+        return None
+
+    def before(self, one: Request, other: Request, now: float) -> bool:
         """Whether `one` goes before `other`: tenants of a class by what they had, all others by deadline."""
         if one.kind is other.kind and one.spec.tenant != other.spec.tenant:
             served = self._classes[one.kind.name].served
             return served.get(one.spec.tenant, 0.0) < served.get(other.spec.tenant, 0.0)
-        return one.deadline_s < other.deadline_s
+        return _due_s(one, now) < _due_s(other, now)
 
-    def first_of(self, requests: list[Request]) -> Request:
+    def first_of(self, requests: list[Request], now: float) -> Request:
         """Who of these goes first: the earliest deadline names the class, and the tenant that had least is next."""
-        head = min(requests, key=lambda request: request.deadline_s)
+        head = min(requests, key=lambda request: _due_s(request, now))
         served = self._classes[head.kind.name].served
         if len(served) < 2:
             return head
         same = (request for request in requests if request.kind is head.kind)
-        return min(same, key=lambda request: (served.get(request.spec.tenant, 0.0), request.deadline_s))
+        return min(same, key=lambda request: (served.get(request.spec.tenant, 0.0), _due_s(request, now)))
 
     def resumed(self) -> Request | None:
         """Who goes on first of those preempted in an answer."""
@@ -222,3 +248,8 @@ class Line:
         self._resumed[:] = [entry for entry in self._resumed if self._live(entry[1:])]
         heapify(self._resumed)
         self._entries = len(self._places)
+
+
+def _due_s(request: Request, now: float) -> float:
+    """Its deadline; where that has passed, as if it had come now: a lost promise does not cost others theirs."""
+    return request.deadline_s if request.deadline_s > now else now + request.deadline_s - request.arrived_s
