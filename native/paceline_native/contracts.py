@@ -303,7 +303,7 @@ ATTENTION_CASES = (
 
 ATTENTION = Contract(
     name="paged_attention",
-    # Of several tokens of a row over a bfloat16 pool, a kernel may round queries and weights to bfloat16 too.
+    # Over a bfloat16 pool, a kernel may round queries and softmax weights to bfloat16 too.
     formula="softmax(cap(scale q k^T) over the last `window` positions, and the head's sink) v",
     inputs={
         "q": Tensor("float32", ("tokens", "heads", "k_dim")),

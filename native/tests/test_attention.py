@@ -107,15 +107,15 @@ class Problem:
     def want(self, *, pairs: bool = False) -> tuple[Any, Any]:
         """The reference over what a pool keeps of keys and values, and how far a result may be from it.
 
-        `pairs`: where a row's tokens are several, they are multiplied in bfloat16.
+        `pairs`: products are of bfloat16.
         """
         found, allowed = [], []
         for r, context in enumerate(self.contexts):
             k, v = (loaded(*stored(x, self.kind)) for x in context)
-            q, rounds = self.q[self.row_starts[r] : self.row_starts[r + 1]], pairs and self.case.rows[r][1] > 1
-            found.append(self._attention(r, k, v, in_bfloat16(q) if rounds else q))
+            q = self.q[self.row_starts[r] : self.row_starts[r + 1]]
+            found.append(self._attention(r, k, v, in_bfloat16(q) if pairs else q))
             bound = ATTENTION.slack * attention_magnitude(q, k, v, 0, scale=self.scale)
-            allowed.append(bound + weight_rounding_bound(v) if rounds else bound)
+            allowed.append(bound + weight_rounding_bound(v) if pairs else bound)
         return np.concatenate(found), np.concatenate(allowed)
 
     def _attention(self, row: int, k: Any, v: Any, q: Any) -> Any:

@@ -4,13 +4,15 @@
 // arithmetic on registers, and scores, weights and outputs lie transposed ([key][query], [feature][query]).
 // A decode has one query: the lanes hold features for q . k and for the sum of values, keys for the softmax.
 // Keys and values that are no float32 become so on the way into registers, or, for a chunk, into the tile that all its
-// queries read: its cells are floats. Where the processor multiplies bfloat16, a chunk over a bfloat16 pool has cells of
-// two, neighbours along the sum, and rounds queries and softmax weights to bfloat16 as well: twice the products.
+// queries read: its cells are floats. Where the processor multiplies bfloat16 and the pool is of it, cells are of
+// two, neighbours along the sum, and queries and softmax weights are rounded to bfloat16 as well, those of decodes too:
+// twice the products.
 #pragma once
 
 constexpr Index kQueryPanel = 2 * kWidth;
 constexpr Index kKeyBlock = 64;      // keys taken at a time
 constexpr Index kValuesAtOnce = 16;  // of them, by a decode for one head after the other
+constexpr Index kFeatures = 64;      // of a decode's result, room for a multiple
 constexpr Index kAhead = 16;         // a decode may ask for keys and values this many before it needs them
 #if defined(__AVX512F__)
 constexpr Index kRowsAtOnce = 8;  // keys (scores) or features (outputs): 16 sums
@@ -63,6 +65,9 @@ constexpr Index kDeep = std::is_same<Cell, Pair>::value ? 2 : 1;
 PACELINE_INLINE Floats load_cells(const float* p) { return load(p); }
 PACELINE_INLINE Floats spread(float x) { return all(x); }
 #if PACELINE_PAIRS
+PACELINE_INLINE bool pairs_serve(const AttentionJob& job) {
+  return job.pool.kind == PoolKind::kBFloat16 && job.pool.k_dim % 2 == 0 && has_pairs();
+}
 PACELINE_INLINE Ints load_cells(const Pair* p) { return load_ints(p); }
 PACELINE_INLINE Ints spread(Pair x) { return all_ints(static_cast<int32_t>(x)); }
 #endif
@@ -98,7 +103,7 @@ int64_t attention_scratch(const AttentionJob& job, int64_t most_queries) {
   Index chunk = 0;
   carve(job, rounded(most_queries * job.group, kQueryPanel) / kQueryPanel, nullptr, &chunk);
   const Index heads = job.pool.kv_heads * job.group;
-  const Index decode = heads * (kKeyBlock + rounded(job.pool.v_dim, 16) + 3) + job.group + 64;
+  const Index decode = heads * (2 * kKeyBlock + job.pool.k_dim + rounded(job.pool.v_dim, kFeatures) + 3) + job.group + 64;
   return chunk > decode ? chunk : decode;
 }
 
@@ -332,9 +337,7 @@ void attend_chunk_in(const AttentionJob& job, const AttentionPiece& piece, float
 
 void attend_chunk(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
 #if PACELINE_PAIRS
-  if (job.pool.kind == PoolKind::kBFloat16 && job.pool.k_dim % 2 == 0 && has_pairs()) {
-    return attend_chunk_in<Pair>(job, piece, scratch);
-  }
+  if (pairs_serve(job)) return attend_chunk_in<Pair>(job, piece, scratch);
 #endif
   attend_chunk_in<float>(job, piece, scratch);
 }

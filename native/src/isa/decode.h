@@ -56,9 +56,42 @@ PACELINE_INLINE void dots(const float* q, const Element* const* k, Index offset,
   }
 }
 
+#if PACELINE_PAIRS
+// The same, of queries that are rounded to bfloat16.
+template <Index heads, Index keys>
+PACELINE_INLINE void dots(const BFloat16* q, const BFloat16* const* k, Index offset, Index dim, float* scores) {
+  Floats sums[heads][keys];
+  PACELINE_UNROLL
+  for (Index h = 0; h < heads; ++h) {
+    PACELINE_UNROLL
+    for (Index i = 0; i < keys; ++i) sums[h][i] = zeros();
+  }
+  for (Index d = 0; d < dim; d += 2 * kWidth) {
+    Ints x[heads];
+    PACELINE_UNROLL
+    for (Index h = 0; h < heads; ++h) x[h] = load_ints(q + h * dim + d, dim - d);
+    PACELINE_UNROLL
+    for (Index i = 0; i < keys; ++i) {
+      const Ints key = load_ints(k[i] + offset + d, dim - d);
+      PACELINE_UNROLL
+      for (Index h = 0; h < heads; ++h) sums[h][i] = fma(x[h], key, sums[h][i]);
+    }
+  }
+  PACELINE_UNROLL
+  for (Index h = 0; h < heads; ++h) {
+    PACELINE_UNROLL
+    for (Index i = 0; i < keys; i += 4) _mm_storeu_ps(scores + h * kKeyBlock + i, sums_of_four(sums[h] + i));
+  }
+}
+#endif
+
+// Keys that come together, at least.
+template <class Product>
+constexpr Index kEven = std::is_same<Product, float>::value ? 1 : 2;
+
 // Eight keys.
-template <Index heads, class Element>
-PACELINE_INLINE void eight_dots(const float* q, const Element* const* k, Index offset, Index dim, float* scores) {
+template <Index heads, class Query, class Element>
+PACELINE_INLINE void eight_dots(const Query* q, const Element* const* k, Index offset, Index dim, float* scores) {
   constexpr Index kKeys = heads == 1 ? 8 : 4;
   for (Index i = 0; i < 8; i += kKeys) dots<heads, kKeys>(q, k + i, offset, dim, scores + i);
 }
@@ -116,6 +149,62 @@ PACELINE_INLINE void add_values(float* out, Index out_step, Index dim, const flo
     PACELINE_UNROLL
     for (Index h = 0; h < heads; ++h) store(out + h * out_step + d, add(sums[h][0], sums[h][1]), first(dim - d));
   }
+}
+
+#if PACELINE_PAIRS
+// The same, with weights that are rounded to bfloat16, an even number of them: those beyond the keys are zero. Features
+// come in the order of pairs, see `in_order`; `out` has room for a multiple of kFeatures.
+template <Index heads>
+PACELINE_INLINE void add_values(float* out, Index out_step, Index dim, const float* decay, const BFloat16* weights,
+                                const BFloat16* const* v, Index offset, Index count) {
+  constexpr Index kPairs = 2 * kWidth, kAtOnce = kFeatures / kPairs;
+  for (Index d = 0; d < dim; d += kFeatures) {
+    Floats sums[heads][2 * kAtOnce];
+    PACELINE_UNROLL
+    for (Index h = 0; h < heads; ++h) {
+      PACELINE_UNROLL
+      for (Index j = 0; j < 2 * kAtOnce; ++j) {
+        sums[h][j] = mul(load(out + h * out_step + d + j * kWidth), all(decay[h]));
+      }
+    }
+    for (Index i = 0; i < count; i += 2) {
+      PACELINE_UNROLL
+      for (Index j = 0; j < kAtOnce; ++j) {
+        const Index at = d + j * kPairs, left = dim - at > 0 ? dim - at : 0;
+        const Ints even = load_ints(v[i] + offset + at, left), odd = load_ints(v[i + 1] + offset + at, left);
+        const Ints some = first_pairs(even, odd), others = other_pairs(even, odd);
+        PACELINE_UNROLL
+        for (Index h = 0; h < heads; ++h) {
+          const Ints weight = all_ints(read_int(&weights[h * kKeyBlock + i]));
+          sums[h][2 * j] = fma(weight, some, sums[h][2 * j]);
+          sums[h][2 * j + 1] = fma(weight, others, sums[h][2 * j + 1]);
+        }
+      }
+    }
+    PACELINE_UNROLL
+    for (Index h = 0; h < heads; ++h) {
+      PACELINE_UNROLL
+      for (Index j = 0; j < 2 * kAtOnce; ++j) store(out + h * out_step + d + j * kWidth, sums[h][j]);
+    }
+  }
+}
+
+// Features that `add_values` left in the order of pairs, as they are counted.
+void in_order(BFloat16, float* row, Index dim) {
+  for (Index d = 0; d < dim; d += 2 * kWidth) {
+    float block[2 * kWidth];
+    __builtin_memcpy(block, row + d, sizeof block);
+    for (Index i = 0; i < 2 * kWidth; ++i) row[d + i] = block[i % 8 / 4 * kWidth + i / 8 * 4 + i % 4];
+  }
+}
+#endif
+void in_order(float, float*, Index) {}
+
+// x [count] as what products take.
+PACELINE_INLINE const float* as_product(const float* x, Index, float*) { return x; }
+PACELINE_INLINE const BFloat16* as_product(const float* x, Index count, BFloat16* room) {
+  narrow_row(x, count, room);
+  return room;
 }
 
 template <Index n>
@@ -196,7 +285,7 @@ PACELINE_INLINE void finish_decode(const AttentionJob& job, const AttentionPiece
 }
 
 #if defined(__AVX512F__)
-// Rows [i, i + n) are about to be used. They are touched in the order in which they lie, line by line, all heads of a
+// Rows [i, i + n) are to be used soon. They are touched in the order in which they lie, line by line, all heads of a
 // position together: that is what the processor foresees, with more reads under way than a program can ask for.
 template <class Element>
 PACELINE_INLINE void expect_rows(const Element* const* rows, Index i, Index n, Index, Index start, Index bytes) {
@@ -219,11 +308,12 @@ PACELINE_INLINE void expect_rows(const Element* const* rows, Index i, Index n, I
 }
 #endif
 
-// All key heads of the piece are taken together.
-template <class Element>
+// All key heads of the piece are taken together. `Product` is what queries and weights are for products: float, or
+// BFloat16 over a pool of it.
+template <class Product, class Element>
 void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
   const PagedPool& pool = job.pool;
-  const Index group = job.group, v_space = rounded(pool.v_dim, 16), heads = piece.kv_heads * group;
+  const Index group = job.group, v_space = rounded(pool.v_dim, kFeatures), heads = piece.kv_heads * group;
   const Index k_start = piece.kv_head * pool.k_dim, k_bytes = piece.kv_heads * pool.k_dim * Index(sizeof(Element));
   const Index v_start = piece.kv_head * pool.v_dim, v_bytes = piece.kv_heads * pool.v_dim * Index(sizeof(Element));
   float* scores = scratch;                  // [heads][kKeyBlock]
@@ -232,6 +322,11 @@ void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch
   float* total = most + heads;              // [heads]
   float* decay = total + heads;             // [heads]
   float* ones = decay + heads;              // [group]
+  // [heads][k_dim] and [heads][kKeyBlock], where products take no floats.
+  Product* const query_room = reinterpret_cast<Product*>(ones + group);
+  Product* const weight_room = query_room + heads * pool.k_dim;
+  const float* q = job.q + piece.token * job.q_stride + piece.kv_head * group * pool.k_dim;
+  const Product* const queries = as_product(q, heads * pool.k_dim, query_room);
   for (Index i = 0; i < heads * v_space; ++i) out[i] = 0;
   for (Index h = 0; h < heads; ++h) {
     most[h] = -kInfinity;
@@ -246,12 +341,13 @@ void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch
     locate(job, piece, low, known, places);
     for (Index i = 0; i < count; i += 8) {
       expect_rows(places.keys, i, 8, known, k_start, k_bytes);
+      expect_rows(places.values, i, 8, known, v_start, v_bytes);  // early: they arrive while keys are computed with
       for (Index kv = 0; kv < piece.kv_heads; ++kv) {
         const Index offset = k_start + kv * pool.k_dim;
-        const float* q = job.q + piece.token * job.q_stride + offset * group;
+        const Product* mine = queries + kv * group * pool.k_dim;
         float* to = scores + kv * group * kKeyBlock + i;
         some_heads(group, [&](auto some, Index g) __attribute__((always_inline)) {
-          eight_dots<some.value>(q + g * pool.k_dim, places.keys + i, offset, pool.k_dim, to + g * kKeyBlock);
+          eight_dots<some.value>(mine + g * pool.k_dim, places.keys + i, offset, pool.k_dim, to + g * kKeyBlock);
         });
       }
     }
@@ -270,25 +366,30 @@ void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch
         if constexpr (kScaled<Element>) multiply_row(row, v_scales, count);
       }
     }
+    const Product* const weights = as_product(scores, heads * kKeyBlock, weight_room);
     for (Index i = 0; i < count; i += kValuesAtOnce) {
       const Index some_keys = count - i < kValuesAtOnce ? count - i : kValuesAtOnce;
-      expect_rows(places.values, i, some_keys, known, v_start, v_bytes);
       for (Index kv = 0; kv < piece.kv_heads; ++kv) {
         const Index offset = v_start + kv * pool.v_dim, first = kv * group;
         some_heads(group, [&](auto some, Index g) __attribute__((always_inline)) {
           add_values<some.value>(out + (first + g) * v_space, v_space, pool.v_dim, i ? ones : decay + first + g,
-                                 scores + (first + g) * kKeyBlock + i, places.values + i, offset, some_keys);
+                                 weights + (first + g) * kKeyBlock + i, places.values + i, offset,
+                                 rounded(some_keys, kEven<Product>));
         });
       }
     }
   }
   for (Index h = 0; h < heads; ++h) {
+    in_order(Product(), out + h * v_space, pool.v_dim);
     finish_decode(job, piece, piece.kv_head * group + h, {out + h * v_space, most[h], total[h]});
   }
 }
 
 void attend_decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
-  of_kind(job.pool.kind, [&](auto element) { decode<decltype(element)>(job, piece, scratch); });
+#if PACELINE_PAIRS
+  if (pairs_serve(job)) return decode<BFloat16, BFloat16>(job, piece, scratch);
+#endif
+  of_kind(job.pool.kind, [&](auto element) { decode<float, decltype(element)>(job, piece, scratch); });
 }
 
 // Joins `count` partial results of a decode, each as `AttentionPiece::partial` describes; `piece` is any of them.

@@ -84,6 +84,13 @@ PACELINE_INLINE Ints pairs(const uint16_t* even, const uint16_t* odd) {
   };
   return _mm512_or_si512(widened(even), _mm512_slli_epi32(widened(odd), 16));
 }
+// The first n of 32 elements of two bytes, and zeros.
+PACELINE_INLINE Ints load_ints(const void* p, Index n) {
+  return n >= 32 ? load_ints(p) : _mm512_maskz_loadu_epi16((uint32_t{1} << n) - 1, p);
+}
+// Two rows of 32 elements of two bytes, in pairs: those of elements 0 to 3, 8 to 11, 16 to 19 and 24 to 27, and the rest.
+PACELINE_INLINE Ints first_pairs(Ints even, Ints odd) { return _mm512_unpacklo_epi16(even, odd); }
+PACELINE_INLINE Ints other_pairs(Ints even, Ints odd) { return _mm512_unpackhi_epi16(even, odd); }
 PACELINE_INLINE void store_ints(void* p, Ints x) { _mm512_storeu_si512(p, x); }
 // Two products, added to each lane of `sum`.
 PACELINE_INLINE Floats fma(Ints a, Ints b, Floats sum) {
