@@ -42,6 +42,7 @@ from _server import default_model
 from _state import State
 
 PARTS = ("limits", "single", "prefill", "scaling", "served", "mixed", "shapes", "memory", "start")
+PEERS_HELP = 'all by default; "": Paceline alone'
 # Minutes of a part's repeat with all peers, on two AVX2 cores.
 MINUTES = {
     "limits": 0.2,
@@ -66,7 +67,7 @@ def main() -> int:
     if args.setup_peers:
         return peers.set_up([name for name in NAMES if name in args.peers])
     if not args.model.exists():
-        print(f"cpu: skipped, {args.model} is not there; run `paceline pull` first")
+        print(f"cpu: skipped, {args.model} is not there; run `paceline pull smollm2-135m` first")
         return 0
     report = Report("cpu", args)
     bench = Bench(
@@ -94,7 +95,7 @@ def main() -> int:
 
 def _add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--parts", type=_names(PARTS), default=PARTS, metavar="PART,...", help="all by default")
-    parser.add_argument("--peers", type=_names(NAMES), default=NAMES, metavar="NAME,...", help="all by default")
+    parser.add_argument("--peers", type=_names(NAMES), default=NAMES, metavar="NAME,...", help=PEERS_HELP)
     parser.add_argument("--repeats", type=int, default=3, help="of every measurement (3)")
     parser.add_argument("--out", type=Path, default=Path("results/cpu"), help="where results are kept")
     parser.add_argument("--figures", type=Path, help="where figures go; beside the results by default")

@@ -253,7 +253,7 @@ def main() -> int:
 
     args = arguments(__doc__, add)
     if not args.model.exists():
-        print(f"fidelity: skipped, {args.model} is not there; run `paceline pull` first")
+        print(f"fidelity: skipped, {args.model} is not there; run `paceline pull smollm2-135m` first")
         return 0
     size = QUICK if args.quick else FULL
     kept = Kept(args.out / "quick" if args.quick else args.out)

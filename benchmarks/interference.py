@@ -59,7 +59,7 @@ def main() -> int:
     """The command."""
     args = arguments(__doc__, _add)
     if not args.model.exists():
-        print(f"interference: skipped, {args.model} is not there; run `paceline pull` first")
+        print(f"interference: skipped, {args.model} is not there; run `paceline pull smollm2-135m` first")
         return 0
     report = Report("interference", args)
     if args.quick:

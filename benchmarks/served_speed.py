@@ -232,7 +232,7 @@ def main() -> int:
 
     args = arguments(__doc__, add)
     if not args.model.exists():
-        print(f"served_speed: skipped, {args.model} is not there; run `paceline pull` first")
+        print(f"served_speed: skipped, {args.model} is not there; run `paceline pull smollm2-135m` first")
         return 0
     report = Report("served_speed", args)
     sizes = Sizes(repeats=2, output=24, window_s=4.0) if args.quick else Sizes(repeats=5, output=64, window_s=20.0)
