@@ -334,7 +334,7 @@ def test_a_capacity_search(tmp_path: Path) -> None:
         written = write_report(tmp_path)
         assert written.exit_code == code
         page = check_page(tmp_path / "report.html")
-        assert ("2 requests per second" if best else "none") in page
+        assert ("2 requests/s" if best else "none") in page
         assert "all gates hold" in page
 
 
