@@ -75,7 +75,8 @@ def test_what_a_native_model_reports(folder: Path) -> None:
     assert (info.vocab_size, info.max_model_len, info.num_layers, info.eos_token_ids) == (64, 128, 2, (2,))
     assert (info.dtype, info.device) == ("float32", "cpu")
     assert info.kv_bytes_per_token == 2 * 2 * (8 + 8) * 4
-    assert info.weights_bytes == sum(t.nbytes for t in load_file(folder / SINGLE).values())
+    in_file = sum(t.nbytes for t in load_file(folder / SINGLE).values())
+    assert in_file <= info.weights_bytes < 1.25 * in_file  # native kernels hold whole panels of channels
     assert loaded.model.vocab_size == 64
     fractions = [done for stage, done in told if stage == "read"]
     assert fractions == sorted(set(fractions))
