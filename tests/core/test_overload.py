@@ -1,13 +1,16 @@
-"""Overload: nobody waits without end, no tenant is pushed below its share, and promises are kept all the same."""
+"""Overload: nobody waits without end, no tenant is pushed below its share, and refusals foretell the wait."""
 
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 
-from tests.core.known_failures.rig import Life, Sim, ask, conversation, poisson, start
+from paceline.core.classes import BATCH, Overload, TrafficClass
+from paceline.core.step import Rejected, RejectReason
+from tests.core.known_failures.rig import CHAT, Life, Sim, ask, conversation, poisson, start
 
 LASTS_S = 600.0
 
@@ -83,3 +86,87 @@ def test_who_needs_much_room_finds_it_beside_a_flood_of_those_who_need_little(la
     flood = poisson(random.Random(0), "f", 4.0, (0.0, 180.0), lambda rng: (60, 40))
     run = Sim(start("slo", **limits)).play([one, *flood], until_s=180.0)  # type: ignore[arg-type]
     assert run.lives["one"].finish is not None
+
+
+STRICT = replace(CHAT, overload=Overload.REJECT)
+
+
+@dataclass(frozen=True)
+class Load:
+    """Two minutes of equal requests, and what there is too little of for them."""
+
+    rate: float
+    prompt: int = 20
+    outputs: tuple[int, int] = (100, 101)
+    max_num_seqs: int = 256
+    num_blocks: int = 4000
+
+    def play(self, kind: TrafficClass) -> Sim:
+        asks = poisson(
+            random.Random(1),
+            "r",
+            self.rate,
+            (0.0, 120.0),
+            lambda rng: (self.prompt, rng.randrange(*self.outputs)),
+            max_tokens=2 * self.outputs[1],
+        )
+        scheduler = start(
+            "slo", classes=(kind, BATCH), max_num_seqs=self.max_num_seqs, num_blocks=self.num_blocks, caching=False
+        )
+        return Sim(scheduler, check_every=1009).play(asks)
+
+
+LOADS = {
+    "time for prompts": Load(3.0, prompt=400, outputs=(2, 3)),
+    "seats": Load(3.0, max_num_seqs=4),
+    "seats, answers of any length": Load(3.0, outputs=(10, 200), max_num_seqs=4),
+    "memory": Load(6.0, num_blocks=60),
+    "pace": Load(8.0),
+}
+
+
+@pytest.mark.parametrize("lack", LOADS)
+def test_a_class_that_refuses_foretells_the_wait_whatever_there_is_too_little_of(lack: str) -> None:
+    """Who is taken is in time, and who was refused would not have been: no more are kept when all are taken."""
+    load = LOADS[lack]
+    run, all_taken = load.play(STRICT), load.play(CHAT)
+    assert len(run.refused) > 100
+    taken = run.of("r")
+    assert sum(life.first_late for life in taken) <= 0.05 * len(taken), "the percentile of the class"
+    assert sum(life.kept for life in taken) >= sum(life.kept for life in all_taken.of("r"))
+    assert sum(all_taken.lives[name].first_late for name in run.refused) > 0.5 * len(run.refused)
+
+
+def test_nobody_is_refused_while_there_is_enough_of_all() -> None:
+    run = Load(0.8, prompt=100, outputs=(20, 60)).play(STRICT)
+    assert len(run.refused) <= 0.02 * len(run.lives)
+
+
+@pytest.mark.parametrize("lack", ["seats", "memory"])
+def test_who_was_refused_is_told_when_it_would_have_been_taken(lack: str) -> None:
+    limits = {"max_num_seqs": 4} if lack == "seats" else {"num_blocks": 40}
+    run = Sim(start("slo", classes=(STRICT, BATCH), caching=False, **limits))  # type: ignore[arg-type]
+    run.play([ask(0.0, f"early{n}", 20, 100) for n in range(4)])  # what answers are like
+    run.play([ask(run.now + 0.1 * n, f"r{n}", 20, 100) for n in range(8)], until_s=run.now + 1.0)
+    refused = run.scheduler.submit(ask(run.now, "late", 20, 100).spec, run.now)
+    assert isinstance(refused, Rejected)
+    assert refused.retry_after_s is not None
+    soon = run.scheduler.submit(ask(run.now, "soon", 20, 100).spec, run.now + 0.2 * refused.retry_after_s)
+    assert isinstance(soon, Rejected)
+    run.play([ask(run.now + refused.retry_after_s + 0.1, "again", 20, 100)])
+    assert run.kept("again") == 1.0
+
+
+@pytest.mark.parametrize("whose", ["class", "server"])
+def test_who_finds_a_queue_full_is_told_when_there_is_room_in_it(whose: str) -> None:
+    kind = replace(CHAT, queue_limit=2 if whose == "class" else None)
+    run = Sim(start("slo", classes=(kind, BATCH), max_num_seqs=2, max_waiting=2 if whose == "server" else None))
+    run.play([ask(0.0, f"early{n}", 20, 300) for n in range(2)])
+    began_s = run.now
+    run.play([ask(began_s + 0.5 * n, f"r{n}", 20, 300) for n in range(6)], until_s=began_s + 3.0)
+    refused = run.refused["r5"]
+    assert refused.reason is RejectReason.QUEUE_FULL
+    run.play([])
+    found_s = run.lives["r2"].times[0] - (began_s + 2.5)  # when the first of those who wait has left the queue
+    assert found_s > 5.0
+    assert refused.retry_after_s == pytest.approx(found_s, rel=0.5)

@@ -328,10 +328,10 @@ def test_a_step_with_room_left_says_nothing_against_a_higher_rate() -> None:
     """A short prompt fills no step: taken for the machine's rate, it made long ones look hopeless."""
     backlog = Backlog()
     for _ in range(50):
-        backlog.saw(400, 1.0, full=True)
+        backlog.saw(400, 1.0, Bound.DEADLINE)
     for _ in range(50):
-        backlog.saw(3, 0.05, full=False)
+        backlog.saw(3, 0.05, Bound.NOTHING)
     assert backlog._tokens_per_s == pytest.approx(400.0, rel=0.01)
     for _ in range(50):
-        backlog.saw(10, 0.1, full=True)
+        backlog.saw(10, 0.1, Bound.DEADLINE)
     assert backlog._tokens_per_s < 105.0, "a full one does"

@@ -107,14 +107,7 @@ class Scheduler:
                 f"{config.num_blocks * config.block_size}: ask for fewer tokens"
             )
             return Rejected(spec.request_id, RejectReason.TOO_LONG, message)
-        queued = sum(other.kind is kind for other in self._waiting.values()) if kind.queue_limit is not None else 0
-        if kind.queue_limit is not None and queued >= kind.queue_limit:
-            message = f"{queued} requests of class {kind.name} are waiting already, the most it may queue"
-            return Rejected(spec.request_id, RejectReason.QUEUE_FULL, message, retry_after_s=1.0)
-        if config.max_waiting is not None and len(self._waiting) >= config.max_waiting:
-            message = f"{len(self._waiting)} requests are waiting already, the most this server queues"
-            return Rejected(spec.request_id, RejectReason.QUEUE_FULL, message, retry_after_s=1.0)
-        refusal = self._policy.arrive(self._desk(now), request)
+        refusal = self._queue_full(request, now) or self._policy.arrive(self._desk(now), request)
         if refusal is not None:
             return refusal
         self._requests[spec.request_id] = request
@@ -244,6 +237,22 @@ class Scheduler:
         assert all(r.state is RequestState.WAITING for r in self._waiting.values())
         rows = [row for *_, plan_rows in self._in_flight for row in plan_rows]
         assert all(r.in_flight == sum(row is r for row in rows) for r in self._requests.values())
+
+    def _queue_full(self, request: Request, now: float) -> Rejected | None:
+        """Refuse it where its class, or the server, queues no more."""
+        kind, most = request.kind, self.config.max_waiting
+        queue = (
+            [other for other in self._waiting.values() if other.kind is kind] if kind.queue_limit is not None else []
+        )
+        if kind.queue_limit is not None and len(queue) >= kind.queue_limit:
+            message = f"{len(queue)} requests of class {kind.name} are waiting already, the most it may queue"
+        elif most is not None and len(self._waiting) >= most:
+            queue = list(self._waiting.values())
+            message = f"{len(queue)} requests are waiting already, the most this server queues"
+        else:
+            return None
+        retry_after_s = self._policy.retry_after_s(self._desk(now), queue)
+        return Rejected(request.request_id, RejectReason.QUEUE_FULL, message, retry_after_s=retry_after_s)
 
     def _desk(self, now: float) -> Desk:
         return Desk(

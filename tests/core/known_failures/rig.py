@@ -64,6 +64,7 @@ def start(
     max_num_seqs: int = 256,
     budget: int = 2048,
     caching: bool = True,
+    max_waiting: int | None = None,
     cost: OnlineCost | None = None,
     **options: bool | int | float | str,
 ) -> Scheduler:
@@ -74,6 +75,7 @@ def start(
         max_num_batched_tokens=budget,
         max_num_seqs=max_num_seqs,
         prefix_caching=caching,
+        max_waiting=max_waiting,
         policy=policy,
         policy_options=tuple(options.items()),
         classes=classes,

@@ -27,6 +27,10 @@ class Policy:
         """A request comes: take note of it, or refuse it. The default takes everyone."""
         return None
 
+    def retry_after_s(self, desk: Desk, queue: list[Request]) -> float:
+        """Seconds until one of this full queue has begun, for whom it has no room. The default foretells nothing."""
+        return 1.0
+
     def pace_of(self, request: Request) -> Pace | None:
         """How the tokens of one who was taken are to be shown; None: as they come."""
         return None

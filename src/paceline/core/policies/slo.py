@@ -28,7 +28,9 @@ from paceline.core.policies.parts.aside import Aside
 from paceline.core.policies.parts.backlog import Backlog
 from paceline.core.policies.parts.envelope import Envelope
 from paceline.core.policies.parts.knobs import knob
+from paceline.core.policies.parts.lengths import Lengths
 from paceline.core.policies.parts.line import Line
+from paceline.core.policies.parts.places import Places
 from paceline.core.policies.parts.promises import gap_s, next_token_s, slack_per_token
 from paceline.core.policies.parts.room import Room
 from paceline.core.request import Request
@@ -37,7 +39,6 @@ from paceline.core.step import Bound, FinishReason, Rejected, RejectReason
 
 # A share of the gaps may be late, which of a short answer's is none: aim so much lower, less where tokens are held.
 FEW_GAPS, FEW_GAPS_HELD = 10.0, 2.5
-CAUTION = 1.25  # a class that refuses lets in whom so many times the expected wait would not make late
 EARLY = 0.9  # of the promised gap: tokens held are shown so long apart
 SPENT = 0.8  # of the time to the earliest deadline that a step is expected to take, where tokens are held
 LONGEST = 2.0  # promised gaps that a step takes at most, whatever is held: whoever comes meanwhile waits
@@ -66,6 +67,8 @@ class Slo(Policy):
     _line: Line = field(init=False, default_factory=Line)
     _backlog: Backlog = field(init=False, default_factory=Backlog)
     _aside: Aside = field(init=False)
+    _lengths: Lengths = field(init=False, default_factory=Lengths)
+    _places: Places = field(init=False)
     _starving: int = field(init=False, default=0)  # steps in a row in which prompts wanted time and got none
     _silent: int = field(init=False, default=0)  # the same for those who generate and were promised nothing
 
@@ -73,16 +76,28 @@ class Slo(Policy):
         super().__post_init__()
         self._room = Room(self.displace, self._evict, self._slack)
         self._aside = Aside(self._line, self.partial)
+        share = SPENT if self.pace == "even" else 1.0
+        self._places = Places(self._lengths, self._backlog, self._held_to, share)
 
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
         """Refuse whose first token cannot come in time, if their class says so; else stand them in line."""
         if request.kind.overload is Overload.REJECT and request.deadline_s < inf:
-            late_s = desk.now + CAUTION * self._backlog.wait_s(desk, request) - request.deadline_s
+            late_s = desk.now + self._places.first_token_s(desk, request) - request.deadline_s
             if late_s > 0:
                 message = f"the first token would come {late_s:.2g} s after its deadline: come back later"
                 return Rejected(request.request_id, RejectReason.OVERLOADED, message, retry_after_s=late_s)
         self._line.add(request)
         return None
+
+    def retry_after_s(self, desk: Desk, queue: list[Request]) -> float:
+        """When the first of them is expected to have its first token."""
+        first = min(queue, key=lambda request: (request.deadline_s, request.arrived_s), default=None)
+        return (0.0 if first is None else self._places.first_token_s(desk, first)) or super().retry_after_s(desk, queue)
+
+    def _held_to(self, request: Request) -> float:
+        """The share of steps that must be in time for the promise of its class, more strictly than that."""
+        strict = FEW_GAPS_HELD if self.pace == "even" else FEW_GAPS
+        return 1.0 - (1.0 - request.kind.percentile) / strict
 
     def pace_of(self, request: Request) -> Pace | None:
         """A promised gap is kept by showing tokens evenly; a little faster than promised, since delivery takes time."""
@@ -94,6 +109,8 @@ class Slo(Policy):
         """Take it out of the line."""
         self._line.end(request)
         self._aside.leave(request)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._lengths.saw(request)
 
     def decide(self, desk: Desk) -> None:
         """Fill the step."""
@@ -130,7 +147,9 @@ class Slo(Policy):
             self._unlock(desk, step)
         if step.cost is not None and desk.rows:
             desk.predicted_s = step.cost.predict(step.shape).seconds
-            self._backlog.saw(step.prefilled, desk.predicted_s, full=desk.bound_by is not Bound.NOTHING)
+            self._backlog.saw(step.prefilled, desk.predicted_s, desk.bound_by)
+            if promised:
+                self._places.saw(desk.predicted_s)
 
     def _decode(self, desk: Desk, requests: list[Request]) -> None:
         """A token each; when memory runs out, whoever bears it best gives way."""
@@ -163,9 +182,8 @@ class Slo(Policy):
                 due = request.shown_s + gap
             if gap not in due_s or due < due_s[gap]:
                 due_s[gap] = due
-        for kind in {request.kind.name: request.kind for request in promised}.values():
-            strict = FEW_GAPS_HELD if self.pace == "even" else FEW_GAPS
-            step.percentile = max(step.percentile, 1.0 - (1.0 - kind.percentile) / strict)
+        for request in {request.kind.name: request for request in promised}.values():
+            step.percentile = max(step.percentile, self._held_to(request))
         step.hold(rows, context)
         if step.cost is None:
             return step
@@ -227,8 +245,7 @@ class Slo(Policy):
             return gap_s(request) < inf
         if request.deadline_s == inf:
             return False
-        # A tenant that a flood pushed aside has its share all the same.
-        return self._backlog.makes_it(desk, request) or self._line.behind(request)
+        return self._backlog.makes_it(desk, request) or self._line.behind(request)  # whose tenant has its share yet
 
     def _first(self, desk: Desk, urgent: list[Request]) -> Request | None:
         """Who goes on first of the prompts under way: whoever was evicted in an answer, then as in the line."""

@@ -7,6 +7,7 @@ from math import inf
 from paceline.core.desk import Desk
 from paceline.core.request import Request
 from paceline.core.shape import StepShape
+from paceline.core.step import Bound
 
 SMOOTHING = 0.1  # weight of the newest step in the rate
 
@@ -16,17 +17,21 @@ class Backlog:
 
     def __init__(self) -> None:
         self._tokens_per_s = 0.0  # smoothed over recent steps that prompts filled
+        self._long_run_per_s = 0.0  # the same, over those that had no time for prompts, too
 
-    def saw(self, tokens: int, seconds: float, *, full: bool) -> None:
-        """A step gave `tokens` prefill tokens and takes `seconds`; whether prompts would have taken more.
+    def saw(self, tokens: int, seconds: float, bound_by: Bound) -> None:
+        """A step gave `tokens` prefill tokens and takes `seconds`; what kept it from taking more.
 
         One that had room left says how little there was to do, and nothing against a higher rate.
         """
-        if not tokens or seconds <= 0.0:
+        if seconds <= 0.0:
             return
         rate, known = tokens / seconds, self._tokens_per_s
-        if full or rate > known:
+        if tokens and (bound_by is not Bound.NOTHING or rate > known):
             self._tokens_per_s += SMOOTHING * (rate - known) if known else rate
+        known = self._long_run_per_s
+        if bound_by in (Bound.DEADLINE, Bound.BUDGET) or rate > known:
+            self._long_run_per_s += SMOOTHING * (rate - known) if known else rate
 
     def own_s(self, desk: Desk, request: Request) -> float:
         """Seconds that the request's own prefill will take; 0 while nobody knows."""
@@ -54,6 +59,13 @@ class Backlog:
             other.known - other.planned
             for others in (desk.running, desk.waiting.values())
             for other in others
-            if other.prefilling and desk.now < other.deadline_s <= request.deadline_s
+            if other.prefilling and due_before(other, request, desk.now)
         )
-        return ahead / (self._tokens_per_s or request.known / own_s) + own_s
+        return ahead / (self._long_run_per_s or request.known / own_s) + own_s
+
+
+def due_before(other: Request, request: Request, now: float) -> bool:
+    """Whether another is to have its first token before the request's, and can still be in time."""
+    if other is request or other.deadline_s <= now:
+        return False
+    return (other.deadline_s, other.arrived_s) <= (request.deadline_s, request.arrived_s)
