@@ -25,12 +25,12 @@ class TrafficClass:
     """One class. None as a target means that nothing is promised. Checked when made (`ConfigError`)."""
 
     name: str
-    priority: int = 0  # lower is served first among those that are late
+    priority: int = 0  # lower may take seats and memory from higher, and goes first under a priority order
     ttft_s: float | None = None  # arrival to first token
     itl_s: float | None = None  # every gap between two tokens
     e2e_s: float | None = None  # arrival to last token
     percentile: float = 0.95  # share of the tokens and requests that must be in time
-    weight: float = 1.0  # worth of a kept promise, and the class's share of what is left over
+    weight: float = 1.0  # the class's share of what is left by promises that can be kept
     queue_limit: int | None = None  # most waiting requests of the class; None is no bound
     overload: Overload = Overload.RELEGATE
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from paceline.core.desk import Desk
+from paceline.core.policies.parts.order import rank
 from paceline.core.request import Request
 
 
@@ -40,8 +41,8 @@ def last_admitted(running: list[Request]) -> Request:
 
 
 def lowest_priority(running: list[Request]) -> Request:
-    """Highest `priority` number, then latest arrival (vLLM priority)."""
-    return max(running, key=lambda request: (request.spec.priority, request.arrived_s))
+    """Highest priority number, of the class before its own, then latest arrival (vLLM priority)."""
+    return max(running, key=rank)
 
 
 def fewest_outputs(running: list[Request]) -> Request:

@@ -23,9 +23,14 @@ def fcfs(desk: Desk) -> list[Request]:
     return list(desk.waiting.values())
 
 
+def rank(request: Request) -> tuple[int, int, float]:
+    """Its class's priority, then its own, then its arrival: lower goes first (vLLM's direction)."""
+    return request.kind.priority, request.spec.priority, request.arrived_s
+
+
 def by_priority(desk: Desk) -> list[Request]:
-    """Lower `priority` first, then arrival (vLLM's direction)."""
-    return sorted(desk.waiting.values(), key=lambda request: (request.spec.priority, request.arrived_s))
+    """Lower priority first, of the class before the request's own, then arrival."""
+    return sorted(desk.waiting.values(), key=rank)
 
 
 def longest_output_first(desk: Desk) -> list[Request]:
