@@ -14,7 +14,7 @@ from paceline.core.step import Accepted, RequestSpec
 from paceline.engine.loop import EngineLoop
 
 ROUNDS = ((1, 4, 2), (1, 96, 6), (8, 24, 6))  # requests at once, prompt tokens of each, new tokens of each
-TYPICAL_PROMPT = 128  # tokens; what a promise of a first token is held against at start-up
+TYPICAL_PROMPT, TYPICAL_ANSWER = 128, 64  # tokens; what promises are held against at start-up
 
 
 def warm_up(scheduler: Scheduler, backend: Backend, vocab_size: int) -> None:
@@ -57,6 +57,13 @@ def infeasible_promises(scheduler: Scheduler) -> list[str]:
             found.append(
                 f"class {kind.name} promises the first token within {1000 * kind.ttft_s:g} ms; here one prompt of "
                 f"{TYPICAL_PROMPT} tokens alone takes about {1000 * first_s:.0f} ms: promise at least that"
+            )
+        whole_s = first_s + (TYPICAL_ANSWER - 1) * gap_s
+        if kind.e2e_s is not None and whole_s > kind.e2e_s:
+            found.append(
+                f"class {kind.name} promises the last token within {1000 * kind.e2e_s:g} ms; here {TYPICAL_ANSWER} "
+                f"tokens for one prompt of {TYPICAL_PROMPT} alone take about {1000 * whole_s:.0f} ms: "
+                f"promise at least that"
             )
     return found
 
