@@ -228,7 +228,7 @@ def test_first_come_first_served_is_just_that(policy: str) -> None:
     assert firsts == sorted(firsts)
 
 
-def test_priority_of_a_class_counts_among_the_late() -> None:
+def test_weight_of_a_class_counts_among_the_late() -> None:
     """Of the same kind: weights share what is left; the heavier class gets more of it, the lighter one some."""
     heavy = TrafficClass("heavy", ttft_s=0.5, itl_s=0.1, weight=4.0)
     light = TrafficClass("light", ttft_s=0.5, itl_s=0.1, weight=1.0)
