@@ -170,3 +170,17 @@ def test_who_finds_a_queue_full_is_told_when_there_is_room_in_it(whose: str) -> 
     found_s = run.lives["r2"].times[0] - (began_s + 2.5)  # when the first of those who wait has left the queue
     assert found_s > 5.0
     assert refused.retry_after_s == pytest.approx(found_s, rel=0.5)
+
+
+@pytest.mark.parametrize("rate", [1.5, 2.0])
+def test_a_time_to_the_last_token_leaves_the_answer_its_time_after_the_first(rate: float) -> None:
+    """A first token that comes just before the last one is due keeps nothing; and answers are shorter than allowed."""
+    kind = TrafficClass("whole", e2e_s=8.0)
+    asks = poisson(random.Random(3), "r", rate, (0.0, 90.0), conversation, kind="whole", max_tokens=300)
+    kept = {
+        policy: sum(
+            life.times[-1] - life.ask.at_s <= 8.0 for life in Sim(start(policy, classes=(kind,))).play(asks).of("r")
+        )
+        for policy in ("slo", "decode_first")
+    }
+    assert kept["slo"] > kept["decode_first"], kept

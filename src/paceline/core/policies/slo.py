@@ -11,8 +11,7 @@ A step holds, in this order and as far as its time allows:
 A share of 2. is kept for 4., and whoever got nothing for many steps gets a little: nobody starves. When nobody
 generates, a step is as large as memory allows and as the next newcomer could bear. Nobody begins whose decoding would
 cost others their promise; whoever finds no seat or memory takes it from a class of lower priority. When decoding even
-one alone is too slow for the promise, obeying would only starve newcomers: a step then takes twice what its decodes
-take.
+one alone is too slow for the promise, obeying would only starve newcomers: a step then takes twice its decodes' time.
 """
 
 from __future__ import annotations
@@ -81,6 +80,7 @@ class Slo(Policy):
 
     def arrive(self, desk: Desk, request: Request) -> Rejected | None:
         """Refuse whose first token cannot come in time, if their class says so; else stand them in line."""
+        self._places.spare(request)
         if request.kind.overload is Overload.REJECT and request.deadline_s < inf:
             late_s = desk.now + self._places.first_token_s(desk, request) - request.deadline_s
             if late_s > 0:
@@ -127,7 +127,7 @@ class Slo(Policy):
         step = self._open(desk, promised)
         urgent: list[Request] = []
         late: list[Request] = []
-        # Aside, the age of a prompt for each token it still needs decides: short ones first, but all age.
+        # Aside, age for each token to come decides: short ones first, but all age.
         under_way.sort(key=lambda request: (desk.now - request.arrived_s) / (request.known - request.planned))
         for request in under_way:
             step.join(request)

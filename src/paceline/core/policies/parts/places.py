@@ -16,6 +16,7 @@ from paceline.core.shape import StepShape
 
 CAUTION = 1.25  # times the expected wait, so that few of those who are taken are late
 LIKELY = 0.75  # share of answers that end no later than foretold
+SOONEST = 0.25  # of a promised time to the last token: when the first is due at the earliest
 SMOOTHING = 0.05  # weight of the newest step in the time a token takes
 
 
@@ -32,6 +33,14 @@ class Places:
     def saw(self, seconds: float) -> None:
         """A step in which answers went on takes so long."""
         self._token_s += (SMOOTHING if self._token_s else 1.0) * (seconds - self._token_s)
+
+    def spare(self, request: Request) -> None:
+        """Of a promised time to the last token, spare what the answer is expected to take: its first token is due
+        before that, though no earlier than a quarter of it."""
+        if request.e2e_s is not None:
+            answer_s = self._lengths.left(request, LIKELY) * self._token_s
+            first_s = max(request.e2e_s - answer_s, SOONEST * request.e2e_s)
+            request.deadline_s = min(request.deadline_s, request.arrived_s + first_s)
 
     def first_token_s(self, desk: Desk, request: Request) -> float:
         """Seconds until its first token, with caution: all prompts before it are done, and it has found a place."""
