@@ -295,6 +295,8 @@ NB_MODULE(_core, m) {
     throw nb::import_error(
         "paceline_native needs a processor with AVX2, FMA and F16C; this one lacks them, so Paceline runs on torch");
   }
+  // An engine takes its modules out of the garbage collector's sight, so that they are still there when it exits.
+  nb::set_leak_warnings(PACELINE_SANITIZED);
   m.attr("SANITIZED") = bool(PACELINE_SANITIZED);
   m.def("isas", &supported_isas);
   m.def("isa", [] { return std::string(kernels().name); });
