@@ -76,6 +76,19 @@ def test_a_quiet_tenant_has_half_of_the_machine_beside_a_flood(length: int, with
     assert run.lives["quiet"].ttft_s < within_s
 
 
+@pytest.mark.parametrize("before_s", [0.0, 60.0])
+def test_a_flood_that_begins_has_no_right_of_way_before_who_was_there(before_s: float) -> None:
+    """A tenant that comes back goes first with a few prompts; whoever comes with many takes turns from the first."""
+    kind = replace(CHAT, ttft_s=6.0)
+    rng = random.Random(5)
+    alone = poisson(rng, "before", 1.0, (0.0, before_s), lambda rng: (150, 4), tenant="quiet")
+    flood = [ask(before_s + 0.004 * n, f"f{n}", 150, 20, tenant="flood") for n in range(32)]
+    quiet = poisson(rng, "quiet", 1.0, (before_s + 1.0, before_s + 9.0), lambda rng: (60, 4), tenant="quiet")
+    run = Sim(start("slo", classes=(kind, BATCH), caching=False)).play([*alone, *flood, *quiet])
+    assert run.ttft_s("f") > 9.0, "a flood"
+    assert run.ttft_s("quiet") < 1.0
+
+
 @pytest.mark.parametrize("lack", ["seats", "memory", "memory of its own class"])
 def test_who_needs_much_room_finds_it_beside_a_flood_of_those_who_need_little(lack: str) -> None:
     one, limits = {

@@ -9,8 +9,9 @@ Three queues, served in this order by the policy that owns the line:
 Whoever can no longer make it steps aside, so that one lost promise does not cost the next. Inside a class, in both of
 the last two, tenants take turns by a virtual counter of the tokens they have had (VTC, OSDI 2024): the one that had
 least is next, so a flood delays the flooder. A tenant that was away has saved up no more than a few prompts: those go
-first, and after them it takes turns with those who are served now. Classes share what is left by the same counter,
-divided by their weights.
+first, and after them it takes turns with those who are served now. That is for who sends little: it is spent by what a
+tenant gets, and by what it asks for while more of its own wait, so a flood that begins has no right of way. Classes
+share what is left by the same counter, divided by their weights.
 
 A tenant is `ahead` while another that was here lately has had much less than it, and `behind` while another has had
 much more: a flood is ahead, and whoever it would push aside is behind. Of equals neither is either.
@@ -73,10 +74,23 @@ class _Class:
     """One class of traffic in line."""
 
     served: dict[str, float] = field(default_factory=dict)  # virtual tokens of each tenant
+    saved: dict[str, float] = field(default_factory=dict)  # of these, what one that came back has yet to spend
     level: float = 0.0  # counter of the tenant served last: where newcomers start
     left: float = 0.0  # tokens that its requests aside had, by weight
     punctual: _Side = field(default_factory=_Side)
     aside: _Side = field(default_factory=_Side)
+
+    def spend(self, tenant: str, tokens: float, *, asked: bool = False) -> None:
+        """It got so many tokens, or `asked` for them while others of its own wait: less is left of what it saved up."""
+        saved = self.saved.get(tenant)
+        if saved is None:
+            return
+        if asked:
+            self.served[tenant] += max(0.0, min(saved, tokens))
+        if saved > tokens:
+            self.saved[tenant] = saved - tokens
+        else:
+            del self.saved[tenant]
 
 
 class Line:
@@ -99,6 +113,10 @@ class Line:
         self._here.setdefault((request.kind.name, tenant), set()).add(request.request_id)
         if tenant not in kind.punctual.heaps and tenant not in kind.aside.heaps:
             kind.served[tenant] = max(kind.served.get(tenant, 0.0), kind.level - CREDIT)
+            if kind.served[tenant] < kind.level:
+                kind.saved[tenant] = kind.level - kind.served[tenant]
+        else:
+            kind.spend(tenant, len(request.spec.prompt), asked=True)
         entry = (request.deadline_s, place, request)
         if request.deadline_s < inf:
             kind.punctual.push(entry, kind.served[tenant])
@@ -128,6 +146,7 @@ class Line:
         tenant = request.spec.tenant
         had = kind.served.get(tenant, kind.level - CREDIT)
         kind.served[tenant] = had + tokens
+        kind.spend(tenant, tokens)
         if left:
             self._left_level = max(self._left_level, kind.left)
             kind.left += tokens / request.kind.weight
@@ -245,6 +264,7 @@ class Line:
             here = kind.punctual.heaps.keys() | kind.aside.heaps.keys()
             for tenant in [name for name, had in kind.served.items() if had <= kind.level and name not in here]:
                 del kind.served[tenant]
+                kind.saved.pop(tenant, None)
         self._resumed[:] = [entry for entry in self._resumed if self._live(entry[1:])]
         heapify(self._resumed)
         self._entries = len(self._places)
