@@ -117,7 +117,9 @@ void attend(const AttentionJob& job, const AttentionRows& rows) {
     if (item < chunks) {
       isa.attend_chunk(job, plan.chunks[static_cast<size_t>(item)], thread_scratch(scratch));
     } else {
-      isa.attend_decode(job, plan.decodes[static_cast<size_t>(item - chunks)].piece, thread_scratch(scratch));
+      const auto number = static_cast<size_t>(item - chunks);
+      const AttentionPiece* next = number + 1 < plan.decodes.size() ? &plan.decodes[number + 1].piece : nullptr;
+      isa.attend_decode(job, plan.decodes[number].piece, next, thread_scratch(scratch));
     }
   });
   for (const Merge& merge : plan.merges) {

@@ -145,7 +145,8 @@ struct Kernels {
   void (*write_kv)(const KvRows&, int64_t low, int64_t high);  // tokens [low, high)
   int64_t (*attention_scratch)(const AttentionJob&, int64_t most_queries);  // floats
   void (*attend_chunk)(const AttentionJob&, const AttentionPiece&, float* scratch);
-  void (*attend_decode)(const AttentionJob&, const AttentionPiece&, float* scratch);
+  // `next` is what this thread will most likely take after the piece, or null.
+  void (*attend_decode)(const AttentionJob&, const AttentionPiece&, const AttentionPiece* next, float* scratch);
   void (*merge_decode)(const AttentionJob&, const AttentionPiece&, const float* partials, int64_t count);
   void (*rms_norm)(const RowsJob&, int64_t row_low, int64_t row_high);
   void (*gate)(const RowsJob&, Activation, int64_t row_low, int64_t row_high);

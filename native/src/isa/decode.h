@@ -284,34 +284,38 @@ PACELINE_INLINE void finish_decode(const AttentionJob& job, const AttentionPiece
   for (Index d = 0; d < job.pool.v_dim; ++d) to[d] = found.out[d] * factor;
 }
 
+// A core that has AVX-512 has a large second-level cache, and few lines of the first one can be on their way at once.
 #if defined(__AVX512F__)
-// Rows [i, i + n) are to be used soon. They are touched in the order in which they lie, line by line, all heads of a
-// position together: that is what the processor foresees, with more reads under way than a program can ask for.
-template <class Element>
-PACELINE_INLINE void expect_rows(const Element* const* rows, Index i, Index n, Index, Index start, Index bytes) {
-  for (Index j = i; j < i + n; ++j) {
-    for (Index at = 0; at < bytes; at += 64) {
-      const char byte = *(reinterpret_cast<const volatile char*>(rows[j] + start) + at);
-      __asm__ volatile("" ::"r"(byte));
-    }
-  }
-}
+constexpr auto kExpectIn = _MM_HINT_T1;
 #else
-// The same, where it pays to ask: for rows that are used kAhead later, if there are any before `end`.
+constexpr auto kExpectIn = _MM_HINT_T0;
+#endif
+
+// Rows [low, high) are needed soon.
 template <class Element>
-PACELINE_INLINE void expect_rows(const Element* const* rows, Index i, Index n, Index end, Index start, Index bytes) {
-  for (Index j = i + kAhead; j < i + kAhead + n && j < end; ++j) {
+PACELINE_INLINE void expect_rows(const Element* const* rows, Index low, Index high, Index start, Index bytes) {
+  for (Index i = low; i < high; ++i) {
     for (Index at = 0; at < bytes; at += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(rows[j] + start) + at, _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(rows[i] + start) + at, kExpectIn);
     }
   }
 }
-#endif
+
+// So are the first ones of a piece.
+template <class Element>
+PACELINE_INLINE void expect_piece(const AttentionJob& job, const AttentionPiece& piece) {
+  const PagedPool& pool = job.pool;
+  const Index keys = piece.key_high - piece.key_low, count = keys < kAhead ? keys : kAhead, heads = piece.kv_heads;
+  Places<Element, kAhead> places;
+  locate(job, piece, piece.key_low, count, places);
+  expect_rows(places.keys, 0, count, piece.kv_head * pool.k_dim, heads * pool.k_dim * Index(sizeof(Element)));
+  expect_rows(places.values, 0, count, piece.kv_head * pool.v_dim, heads * pool.v_dim * Index(sizeof(Element)));
+}
 
 // All key heads of the piece are taken together. `Product` is what queries and weights are for products: float, or
 // BFloat16 over a pool of it.
 template <class Product, class Element>
-void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
+void decode(const AttentionJob& job, const AttentionPiece& piece, const AttentionPiece* next, float* scratch) {
   const PagedPool& pool = job.pool;
   const Index group = job.group, v_space = rounded(pool.v_dim, kFeatures), heads = piece.kv_heads * group;
   const Index k_start = piece.kv_head * pool.k_dim, k_bytes = piece.kv_heads * pool.k_dim * Index(sizeof(Element));
@@ -339,15 +343,17 @@ void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch
     const Index left = piece.key_high - low, count = left < kKeyBlock ? left : kKeyBlock;
     const Index known = left < kKeyBlock + kAhead ? left : kKeyBlock + kAhead;
     locate(job, piece, low, known, places);
+    if (next && left <= kKeyBlock) expect_piece<Element>(job, *next);
     for (Index i = 0; i < count; i += 8) {
-      expect_rows(places.keys, i, 8, known, k_start, k_bytes);
-      expect_rows(places.values, i, 8, known, v_start, v_bytes);  // early: they arrive while keys are computed with
+      const Index from = i + kAhead < known ? i + kAhead : known, to = from + 8 < known ? from + 8 : known;
+      expect_rows(places.keys, from, to, k_start, k_bytes);
+      expect_rows(places.values, from, to, v_start, v_bytes);
       for (Index kv = 0; kv < piece.kv_heads; ++kv) {
         const Index offset = k_start + kv * pool.k_dim;
         const Product* mine = queries + kv * group * pool.k_dim;
-        float* to = scores + kv * group * kKeyBlock + i;
+        float* row = scores + kv * group * kKeyBlock + i;
         some_heads(group, [&](auto some, Index g) __attribute__((always_inline)) {
-          eight_dots<some.value>(mine + g * pool.k_dim, places.keys + i, offset, pool.k_dim, to + g * kKeyBlock);
+          eight_dots<some.value>(mine + g * pool.k_dim, places.keys + i, offset, pool.k_dim, row + g * kKeyBlock);
         });
       }
     }
@@ -385,11 +391,11 @@ void decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch
   }
 }
 
-void attend_decode(const AttentionJob& job, const AttentionPiece& piece, float* scratch) {
+void attend_decode(const AttentionJob& job, const AttentionPiece& piece, const AttentionPiece* next, float* scratch) {
 #if PACELINE_PAIRS
-  if (pairs_serve(job)) return decode<BFloat16, BFloat16>(job, piece, scratch);
+  if (pairs_serve(job)) return decode<BFloat16, BFloat16>(job, piece, next, scratch);
 #endif
-  of_kind(job.pool.kind, [&](auto element) { decode<float, decltype(element)>(job, piece, scratch); });
+  of_kind(job.pool.kind, [&](auto element) { decode<float, decltype(element)>(job, piece, next, scratch); });
 }
 
 // Joins `count` partial results of a decode, each as `AttentionPiece::partial` describes; `piece` is any of them.
