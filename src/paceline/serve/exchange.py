@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from contextlib import aclosing, suppress
 from typing import Any, TypeVar
@@ -156,20 +157,22 @@ def error_response(error: Exception) -> JsonResponse:
     return JsonResponse(body, status_code=status, headers=headers)
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T]) -> _T:
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _T], *signs: Coroutine[Any, Any, None]) -> _T:
     """Do `work` while watching the connection. Raises ClientDisconnect, with `work` cancelled, when the client goes.
 
-    The body must have been read: from then on the one thing that can be received is the end.
+    The body must have been read: from then on the one thing that can be received is the end. `signs` are other ways to
+    find out that nobody is there: each ends when it is so.
     """
     working = asyncio.ensure_future(work)
-    watching = asyncio.ensure_future(_wait_gone(receive))
+    watching = [asyncio.ensure_future(sign) for sign in (_wait_gone(receive), *signs)]
     try:
-        await asyncio.wait({working, watching}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, *watching}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
         raise ClientDisconnect
     finally:
-        watching.cancel()
+        for watch in watching:
+            watch.cancel()
         if not working.done():
             working.cancel()
             await asyncio.wait({working})
@@ -215,9 +218,10 @@ class EventStream(Response):
         self._on_error = on_error
         self._began = False
         self._spoke = False
+        self._writing_since: float | None = None  # while a body waits for the reader
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await unless_gone(receive, self._run(scope, receive, send))
+        await unless_gone(receive, self._run(scope, receive, send), self._wait_stuck())
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
         pinging = asyncio.ensure_future(self._ping(send))
@@ -225,8 +229,6 @@ class EventStream(Response):
             async with aclosing(self._bodies) as bodies:
                 async for body in bodies:
                     await self._write(send, body)
-        except _ReaderStuck:
-            raise ClientDisconnect from None
         except Exception as error:
             self._on_error(error)
             if not self._began:
@@ -243,12 +245,18 @@ class EventStream(Response):
     async def _write(self, send: Send, body: bytes) -> None:
         await self._begin(send)
         self._spoke = True
-        try:
-            async with asyncio.timeout(self._settings.write_timeout_s):
-                await send({"type": "http.response.body", "body": body, "more_body": True})
-        except TimeoutError:
-            log.info("the reader took nothing for %g s; ending its stream", self._settings.write_timeout_s)
-            raise _ReaderStuck from None
+        self._writing_since = time.monotonic()
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        self._writing_since = None
+
+    async def _wait_stuck(self) -> None:
+        """Return when a body has waited too long. A timer of its own for each would cost as much as the writing."""
+        patience_s = wait_s = self._settings.write_timeout_s
+        while wait_s > 0:
+            await asyncio.sleep(wait_s)
+            since = self._writing_since
+            wait_s = patience_s if since is None else since + patience_s - time.monotonic()
+        log.info("the reader took nothing for %g s; ending its stream", patience_s)
 
     async def _begin(self, send: Send) -> None:
         if not self._began:
@@ -260,13 +268,10 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(self._settings.keepalive_s)
             if not self._spoke:
-                with suppress(_ReaderStuck):  # the next write of the stream itself ends it
-                    await self._write(send, _PING)
+                await self._begin(send)
+                # Not timed: the next write of the stream itself ends it.
+                await send({"type": "http.response.body", "body": _PING, "more_body": True})
             self._spoke = False
-
-
-class _ReaderStuck(Exception):
-    """A write took too long."""
 
 
 def plain_headers(scope: Scope) -> Mapping[str, str]:

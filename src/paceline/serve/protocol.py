@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from paceline.errors import BadRequest, RequestError
 from paceline.serve.exchange import describe_error, encode_json
+from paceline.serve.outbox import GatheringTransport, Outbox
 
 log = logging.getLogger("paceline.serve")
 _PER_HEADER = 4  # bytes of ": " and the line's end
@@ -38,8 +39,9 @@ class BoundedProtocol(HttpToolsProtocol):
     The same timer ends a connection that goes on sending a body after its answer is out.
     """
 
-    def __init__(self, *args: Any, max_head_bytes: int, head_timeout_s: float, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, max_head_bytes: int, head_timeout_s: float, outbox: Outbox, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._outbox = outbox
         self._max_head_bytes = max_head_bytes
         self._head_timeout_s = head_timeout_s
         self._timer: asyncio.TimerHandle | None = None
@@ -48,7 +50,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._fault: RequestError | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(GatheringTransport(transport, self._outbox, self.loop))
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -29,6 +29,7 @@ from paceline.serve.batch.manager import Batches
 from paceline.serve.context import ServerContext
 from paceline.serve.early import bind
 from paceline.serve.engine_port import Engine
+from paceline.serve.outbox import Outbox
 from paceline.serve.protocol import BoundedProtocol
 from paceline.serve.settings import ServeSettings
 from paceline.text.tokenizer import Tokenizer
@@ -189,7 +190,10 @@ def _uvicorn_config(app: Any, settings: ServeSettings) -> uvicorn.Config:
     config = uvicorn.Config(
         app,
         http=functools.partial(  # type: ignore[arg-type]  # uvicorn calls it, whatever it is
-            BoundedProtocol, max_head_bytes=settings.max_head_bytes, head_timeout_s=settings.head_timeout_s
+            BoundedProtocol,
+            max_head_bytes=settings.max_head_bytes,
+            head_timeout_s=settings.head_timeout_s,
+            outbox=Outbox(),
         ),
         ws="none",
         lifespan="off",
