@@ -694,6 +694,9 @@ def test_a_process_that_is_dying_slowly_is_told_from_one_that_runs() -> None:
         assert wait_for_death(child) == -signal.SIGKILL
 
 
-def test_an_exit_code_is_passed_on() -> None:
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_an_exit_code_is_passed_on(monkeypatch: pytest.MonkeyPatch, has_pidfd: bool) -> None:
+    if not has_pidfd:
+        monkeypatch.delattr(os, "pidfd_open", raising=False)
     with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"], stdin=subprocess.PIPE) as child:
         assert wait_for_death(child) == 3
