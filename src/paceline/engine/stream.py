@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
+
+import msgspec
 
 from paceline.core.pace import Pace, Pacer
 from paceline.core.step import Finish, FinishReason, TokenLogprob
 from paceline.errors import EngineDead
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(msgspec.Struct, frozen=True):
     """What came since the last one. `logprobs` is parallel to `tokens`, or () where none were asked for."""
 
     tokens: tuple[int, ...] = ()

@@ -83,15 +83,18 @@ def _percentile(cells: dict[int, int], total: int, percentile: int) -> float:
 class Outcome:
     """Whether one request stays inside all it was promised: each of its times, and of its gaps the class's share."""
 
-    __slots__ = ("_gaps", "_late_gaps", "_missed", "_percentile")
+    __slots__ = ("_gaps", "_late_gaps", "_missed", "_percentile", "_windows")
 
-    def __init__(self, percentile: float) -> None:
+    def __init__(self, percentile: float, windows: dict[str, _Window]) -> None:
+        """`windows`: those of its class."""
         self._percentile = percentile
+        self._windows = windows
         self._gaps = self._late_gaps = 0
         self._missed = False
 
-    def note(self, quantity: str, seconds: float, target_s: float | None) -> None:
-        """One of its latencies (`quantity`: ttft, itl or e2e), with its target."""
+    def note(self, quantity: str, now: float, seconds: float, target_s: float | None) -> None:
+        """One of its latencies (`quantity`: ttft, itl or e2e), with its target; its class's count it too."""
+        self._windows[quantity].add(now, seconds, target_s)
         if target_s is None:
             return
         if quantity == "itl":
@@ -113,13 +116,9 @@ class Attainment:
         self._classes = {kind.name: kind for kind in classes}
         self._windows = {kind.name: {quantity: _Window() for quantity in ("ttft", "itl", "e2e")} for kind in classes}
 
-    def observe(self, name: str, quantity: str, now: float, seconds: float, target_s: float | None) -> None:
-        """One latency (`quantity`: ttft, itl or e2e) of a request of class `name`, with the target it was promised."""
-        self._windows[name][quantity].add(now, seconds, target_s)
-
     def outcome(self, name: str) -> Outcome:
         """For a new request of class `name`."""
-        return Outcome(self._classes[name].percentile)
+        return Outcome(self._classes[name].percentile, self._windows[name])
 
     def report(self, now: float) -> dict[str, Any]:
         """By class: what is promised, what the last minutes gave, and whether the promise holds.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from paceline.core.step import Finish, FinishReason, TokenLogprob
 from paceline.engine.stream import Update
@@ -24,8 +25,7 @@ class GenerationFailed(EngineError):
     """The engine ended one request with an error and goes on with the others."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """How a choice ended."""
 
     reason: str  # "stop" or "length"
@@ -33,8 +33,7 @@ class Ending:
     cached_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceEvent:
+class ChoiceEvent(msgspec.Struct, frozen=True):
     """News of one choice. The last event of a choice has `ending`."""
 
     choice: Choice
@@ -61,7 +60,6 @@ class Choice:
         self._text = job.text_stream(tokenizer)
         self._metrics = metrics
         self._began = began
-        self._attainment = attainment
         self._outcome = attainment.outcome(job.spec.traffic_class)
         self._last_token: float | None = None
         self._ended = False
@@ -120,7 +118,7 @@ class Choice:
         self._metrics.note_finish(finish, self.job.spec, self._text.used, reason)
         now = time.monotonic()
         self._metrics.e2e.observe(now - self._began)
-        self._attained("e2e", now, now - self._began, self.job.spec.e2e_s)
+        self._outcome.note("e2e", now, now - self._began, self.job.spec.e2e_s)
         self._metrics.note_outcome(self.job.spec.traffic_class, good=self._outcome.kept)
         stop: str | int | None = stop_string
         if stop is None and finish.stop_token in self.job.stop_token_ids:
@@ -145,18 +143,14 @@ class Choice:
         count = len(update.tokens)
         if self._last_token is None:
             self._metrics.ttft.observe(now - self._began)
-            self._attained("ttft", now, now - self._began, self.job.spec.ttft_s)
+            self._outcome.note("ttft", now, now - self._began, self.job.spec.ttft_s)
             count -= 1
         else:
             gap = (now - self._last_token) / count
             for _ in range(count):
                 self._metrics.itl.observe(gap)
-                self._attained("itl", now, gap, self.job.spec.itl_s)
+                self._outcome.note("itl", now, gap, self.job.spec.itl_s)
         self._last_token = now
-
-    def _attained(self, quantity: str, now: float, seconds: float, target_s: float | None) -> None:
-        self._attainment.observe(self.job.spec.traffic_class, quantity, now, seconds, target_s)
-        self._outcome.note(quantity, seconds, target_s)
 
 
 class Generation:
@@ -248,12 +242,11 @@ class Generation:
             "prompt_tokens_details": {"cached_tokens": cached},
         }
 
-    async def events(self) -> AsyncIterator[ChoiceEvent]:
+    def events(self) -> AsyncIterator[ChoiceEvent]:
         """News of all choices as it comes, each choice's in order; ends when all have ended. Raises EngineError."""
-        if len(self.choices) == 1:
-            async for event in self.choices[0].events():
-                yield event
-            return
+        return self.choices[0].events() if len(self.choices) == 1 else self._merged()
+
+    async def _merged(self) -> AsyncIterator[ChoiceEvent]:
         # One slot: while the reader is busy the pumps wait, and the engine's streams coalesce behind them.
         queue: asyncio.Queue[ChoiceEvent | Exception] = asyncio.Queue(maxsize=1)
         self._pumps = [asyncio.create_task(_pump(choice, queue)) for choice in self.choices]

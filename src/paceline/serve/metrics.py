@@ -1,18 +1,21 @@
 """What /metrics shows: names in vLLM's style under `paceline:`, so that its dashboards work after a rename.
 
-Histograms that the HTTP side observes are made here once and observed as things happen. What the engine counts is
-read from its latest stats when somebody scrapes.
+Histograms that the HTTP side observes are made here once and observed as things happen, on the event loop alone. What
+the engine counts is read from its latest stats when somebody scrapes.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, Counter, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from paceline.core.step import Finish, RequestSpec
 from paceline.engine.messages import EngineStats
@@ -130,29 +133,41 @@ class ServeMetrics:
         """An HTTP answer. `path` is that of a known endpoint: strangers must not grow the label's values."""
         self._http.labels(path, str(status)).inc()
 
-    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> _LateHistogram:
-        full = Histogram(
-            f"paceline:{name}", meaning, labelnames=("model_name",), buckets=buckets, registry=self.registry
-        )
-        return _LateHistogram(full, self._model_name)
+    def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> _Histogram:
+        histogram = _Histogram(f"paceline:{name}", meaning, buckets, self._model_name)
+        self.registry.register(histogram)
+        return histogram
 
     def _counter(self, name: str, meaning: str, *labels: str) -> _LateCounter:
         full = Counter(f"paceline:{name}", meaning, labelnames=("model_name", *labels), registry=self.registry)
         return _LateCounter(full, self._model_name)
 
 
-class _LateHistogram:
-    """A histogram whose model name is looked up once, at the first value: the engine knows it only when it is ready."""
+class _Histogram(Collector):
+    """A histogram for one event loop: a value, which every token is, costs a look-up and takes no lock."""
 
-    def __init__(self, full: Histogram, model_name: ModelName) -> None:
-        self._full = full
+    def __init__(self, name: str, meaning: str, bounds: tuple[float, ...], model_name: ModelName) -> None:
+        self._name = name
+        self._meaning = meaning
+        self._bounds = bounds
+        self._shown_bounds = (*map(floatToGoString, bounds), "+Inf")
+        self._counts = [0] * (len(bounds) + 1)
+        self._sum = 0.0
         self._model_name = model_name
-        self._child: Histogram | None = None
 
     def observe(self, value: float) -> None:
-        if self._child is None:
-            self._child = self._full.labels(self._model_name())
-        self._child.observe(value)
+        self._counts[bisect_left(self._bounds, value)] += 1
+        self._sum += value
+
+    def describe(self) -> list[Metric]:
+        return []  # nothing is read before somebody scrapes
+
+    def collect(self) -> Iterator[Metric]:
+        family = HistogramMetricFamily(self._name, self._meaning, labels=("model_name",))
+        if any(self._counts):
+            buckets = list(zip(self._shown_bounds, accumulate(self._counts), strict=True))
+            family.add_metric([self._model_name()], buckets, self._sum)
+        yield family
 
 
 class _LateCounter:

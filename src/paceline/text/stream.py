@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from paceline.core.step import TokenLogprob
 from paceline.text.stops import StopMatcher
 from paceline.text.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True, slots=True)
-class ShownToken:
+class ShownToken(msgspec.Struct, frozen=True):
     """A token whose text has been shown, with its log-probability where asked for."""
 
     token: int
@@ -20,8 +20,7 @@ class ShownToken:
     logprob: TokenLogprob | None
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """What one push made visible."""
 
     text: str
