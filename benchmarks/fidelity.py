@@ -2,16 +2,19 @@
 
     python benchmarks/fidelity.py [--quick] [--json FILE] [--out DIR] [--model PATH]
 
-1. `paceline calibrate` on this machine: two minutes, policy decode_first.
-2. The capacity of each scenario, by the calibrated simulator: what it completes per second with a backlog.
-3. Each scenario, at a share of its capacity, three times for real: `paceline serve` and `paceline bench`'s own code.
+For each scenario:
+
+1. `paceline calibrate` on this machine, two minutes, policy decode_first: a shared machine of a quarter of an hour ago
+   is another one.
+2. The capacity by the calibrated simulator: what it completes per second with a backlog.
+3. The scenario at a share of that capacity, three times for real: `paceline serve` and `paceline bench`'s own code.
 4. The same schedule (same seed: arrivals, lengths) simulated with as many seeds of the step-time noise.
 5. p50 and p95 of TTFT, ITL and E2E side by side. The error is that of the median simulated value against the median of
    the real ones. Its bound is 10 % below 85 % of capacity and 20 % at capacity, or the spread of the real repeats
    ((max - min) / median) where that is larger: nobody can predict better than the thing repeats itself.
 
 Results go to --out one by one, and what is there is not measured again: an interrupted run is taken up by the same
-command, and a new one wants a new folder. About 15 minutes on a quiet machine of two cores. --quick goes through all of
+command, and a new one wants a new folder. About 22 minutes on a quiet machine of two cores. --quick goes through all of
 it with sizes that prove nothing. The table is also written as DIR/fidelity.md.
 """
 
@@ -136,11 +139,11 @@ class Kept:
         return "".join(letter if letter.isalnum() else "-" for letter in key)
 
 
-def calibrated(model: Path, kept: Kept, size: Size) -> Calibration:
-    """The calibration of this machine; made by the code of `paceline calibrate` if it is not there."""
-    path = kept.folder / "calibration.json"
+def calibrated(scenario: Scenario, model: Path, kept: Kept, size: Size) -> Calibration:
+    """The calibration before a scenario; made by the code of `paceline calibrate` if it is not there."""
+    path = kept.folder / f"{kept.slug(f'calibration {scenario.name}')}.json"
     if not path.exists():
-        print(f"  calibrating: {size.calibrate_s:g} s", file=sys.stderr, flush=True)
+        print(f"  calibrating for {scenario.name}: {size.calibrate_s:g} s", file=sys.stderr, flush=True)
         settings = settings_from_arguments("fidelity", str(model), {"dtype": "float32", "kv_gib": KV_GIB})
         calibrate(settings, size.calibrate_s, seed=0, told=lambda _: None).save(path)
     return load_calibration(path)
@@ -229,8 +232,14 @@ class Compared:
         )
 
 
-def compare(scenario: Scenario, calibration: Calibration, model: Path, kept: Kept, size: Size) -> list[Compared]:
+def compare(scenario: Scenario, model: Path, kept: Kept, size: Size, report: Report) -> list[Compared]:
     """A scenario, real and simulated. Figures that failures made infinite are left out, and the failures told."""
+    calibration = calibrated(scenario, model, kept, size)
+    median, p95 = calibration.cost.errors()
+    steps = calibration.provenance["steps"]
+    report.note(f"{scenario.name}: steps off by, unseen", f"{median:.1%} median, {p95:.1%} p95 of {steps}")
+    for doubt in doubts(calibration):
+        report.note(f"{scenario.name}: careful", doubt)
     most = kept.get(f"capacity {scenario.name}", lambda: capacity(scenario, calibration))
     rate = round(scenario.share * most, 3)
     requests = max(size.least_requests, round(rate * size.seconds))
@@ -259,14 +268,9 @@ def main() -> int:
     kept = Kept(args.out / "quick" if args.quick else args.out)
     kept.folder.mkdir(parents=True, exist_ok=True)
     report = Report("fidelity", args)
-    calibration = calibrated(args.model, kept, size)
-    median, p95 = calibration.cost.errors()
-    report.note("steps off by, unseen", f"{median:.1%} median, {p95:.1%} p95 of {calibration.provenance['steps']}")
-    for doubt in doubts(calibration):
-        report.note("careful", doubt)
     rows: list[Compared] = []
     for scenario in SCENARIOS:
-        for one in compare(scenario, calibration, args.model, kept, size):
+        for one in compare(scenario, args.model, kept, size, report):
             rows.append(one)
             report.add(f"{scenario.name}: {one.name}, real", one.real, "s")
             report.add(f"{scenario.name}: {one.name}, simulated", one.simulated, "s")

@@ -13,7 +13,7 @@ from tests.app.processes import running
 from typer.testing import CliRunner
 
 from paceline.app.calibrating import ClientTimes, Recording, build, doubts, overheads_of
-from paceline.app.calibration_load import BURSTS, LEVELS, Limits, sizes, spread, stages
+from paceline.app.calibration_load import BEGINNINGS, BURSTS, LEVELS, Limits, beginnings, sizes, spread, stages
 from paceline.app.cli import make_app
 from paceline.core.shape import StepShape
 from paceline.cost.fit import FEWEST_ROWS, Overheads, load_calibration
@@ -44,6 +44,15 @@ def test_the_design_fits_what_the_server_takes(longest: int, seconds: float, mos
             assert probe.cached % 16 == 0, "only whole blocks are cached"
     alone = {probe.new for probe in design[0].probes}
     assert {2, longest} <= alone
+
+
+@given(st.integers(0, 100_000), st.integers(16, 4096))
+def test_beginnings_are_whole_blocks_and_cost_what_they_may(tokens: int, longest: int) -> None:
+    found = beginnings(tokens, longest)
+    assert len(found) <= BEGINNINGS
+    assert sum(found) <= tokens
+    assert all(16 <= length <= longest and length % 16 == 0 for length in found)
+    assert list(found) == sorted(found)
 
 
 def test_sizes_and_levels_cover_their_range() -> None:

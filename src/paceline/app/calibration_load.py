@@ -28,7 +28,10 @@ LEAST_LEVEL_S = 6.0  # a shorter stretch of time would hold its new streams' pro
 LONGEST_STEP_SHARE = 0.06  # of all the time: no single prompt is longer than what fills this
 FEWEST_TOKENS, OWN_TOKENS = 8, 192  # of a background stream's own prompt
 STREAM_OUTPUT = (24, 240)
-MOSTLY_SHORT = 4  # streams of short context to one of each longer one, as in most traffic
+# Half of the streams go on behind a beginning that is cached, so that long contexts are not computed again. Each has
+# another beginning, as far as these go: what several streams share is read from memory once, and a step is shorter.
+BEGINNINGS, SHORTEST_BEGINNING = 12, 48
+BEGINNINGS_SHARE = 0.06  # of all the time goes into computing these
 PROBE_OUTPUT = 3
 BURSTS = ((2, 64), (4, 32), (8, 16), (8, 96), (16, 8), (16, 48), (32, 24), (64, 12))  # prompts at once, tokens of each
 
@@ -103,12 +106,23 @@ def cached_lengths(longest: int, block: int = 16) -> tuple[int, ...]:
     return tuple(sorted({0, longest // 4 // block * block, longest // block * block}))
 
 
+def beginnings(tokens: int, longest: int, block: int = 16) -> tuple[int, ...]:
+    """Lengths of the streams' beginnings, in equal ratios and whole blocks, of so many tokens in all at most."""
+    ratio = max(1.0, longest / SHORTEST_BEGINNING) ** (1.0 / (BEGINNINGS - 1))
+    found: list[int] = []
+    for place in range(BEGINNINGS):
+        length = int(SHORTEST_BEGINNING * ratio**place) // block * block
+        if sum(found) + length <= tokens and length <= longest:
+            found.append(length)
+    return tuple(found)
+
+
 def stages(seconds: float, longest: int, limits: Limits) -> list[Stage]:
     """The whole design for a time, given the longest prompt that fits it."""
     lengths, positions = sizes(longest), cached_lengths(longest)
     alone = tuple(Probe(new, cached) for cached in positions for new in lengths)
     mixed = tuple(Probe(new, cached) for new in lengths if new <= longest // 2 for cached in positions[:2])
-    room = limits.kv_tokens - 2 * longest - cached_lengths(longest)[-1]
+    room = limits.kv_tokens - 4 * longest - cached_lengths(longest)[-1]
     usual = (FEWEST_TOKENS + OWN_TOKENS + sum(STREAM_OUTPUT)) // 2  # tokens that a stream has to itself
     most = min(limits.max_num_seqs - 1, room // usual)
     levels = spread([level for level in LEVELS if level <= max(1, most)], int(seconds / LEAST_LEVEL_S))
@@ -133,8 +147,9 @@ class Driver:
         self._count = 0
         self._streams = 0
         self._wanted = 0  # streams
-        # Of a stream in the background: its longest own prompt, and how much in front of it may be cached.
-        self._stream_shape: tuple[int, tuple[int, ...]] = (FEWEST_TOKENS, (0,))
+        self._opened = 0  # streams so far
+        self._own = FEWEST_TOKENS  # tokens of a background stream's own prompt, at most
+        self._beginnings: tuple[int, ...] = ()  # what may be cached before it, each once
 
     async def run(self, seconds: float, told: Callable[[Told], None]) -> None:
         """About `seconds` of traffic. Raises nothing for requests that fail: their records say so."""
@@ -142,11 +157,14 @@ class Driver:
         per_token_s = await self._speed()
         longest = int(LONGEST_STEP_SHARE * seconds / per_token_s)
         longest = max(16, min(longest, self._limits.budget, self._limits.max_model_len // 2))
+        self._beginnings = beginnings(int(BEGINNINGS_SHARE * seconds / per_token_s), longest)
         for cached in cached_lengths(longest)[1:]:
             await self._ask(1, 1, cached)
+        for number, cached in enumerate(self._beginnings):
+            await self._ask(1, 1, cached, str(number))
         left = max(0.5 * seconds, seconds - (self._now() - began))
         for stage in stages(left, longest, self._limits):
-            self._background(stage, longest, per_token_s)
+            self._background(stage, per_token_s)
             end = self._now() + stage.seconds
             for probe in self._endless(stage.probes):
                 if self._now() >= end:
@@ -187,34 +205,37 @@ class Driver:
         asked = [self._ask(probe.new, PROBE_OUTPUT, probe.cached) for _ in range(probe.together)]
         await asyncio.wait(asked, timeout=max(2.0, 2.0 * (end - self._now())))
 
-    def _background(self, stage: Stage, longest: int, per_token_s: float) -> None:
+    def _background(self, stage: Stage, per_token_s: float) -> None:
         more = stage.streams - self._streams
         self._wanted = stage.streams
         if more > 0:
             own = int(FILL_SHARE * stage.seconds / (more * per_token_s))
-            cached = (*(0,) * (MOSTLY_SHORT - 1), *cached_lengths(longest))
-            self._stream_shape = (max(FEWEST_TOKENS, min(own, OWN_TOKENS)), cached)
+            self._own = max(FEWEST_TOKENS, min(own, OWN_TOKENS))
         for _ in range(more):
             self._open_stream()
 
     def _open_stream(self) -> None:
+        """In turns without a beginning and with the next one."""
         self._streams += 1
-        own, cached = self._stream_shape
-        new = self._rng.randint(min(FEWEST_TOKENS, own), own)
-        self._ask(new, self._rng.randint(*STREAM_OUTPUT), self._rng.choice(cached)).add_done_callback(
-            self._stream_ended
-        )
+        self._opened += 1
+        turn, without = divmod(self._opened, 2)
+        cached, whose = 0, ""
+        if self._beginnings and not without:
+            number = turn % len(self._beginnings)
+            cached, whose = self._beginnings[number], str(number)
+        new = self._rng.randint(min(FEWEST_TOKENS, self._own), self._own)
+        self._ask(new, self._rng.randint(*STREAM_OUTPUT), cached, whose).add_done_callback(self._stream_ended)
 
     def _stream_ended(self, _: asyncio.Future[RequestRecord]) -> None:
         self._streams -= 1
         if self._streams < self._wanted:
             self._open_stream()
 
-    def _ask(self, new: int, outputs: int, cached: int = 0) -> asyncio.Future[RequestRecord]:
-        """One request of `cached` + `new` prompt tokens; the first so many are those of every such request."""
+    def _ask(self, new: int, outputs: int, cached: int = 0, whose: str = "") -> asyncio.Future[RequestRecord]:
+        """One request of `cached` + `new` prompt tokens; the first so many are those of every request like it."""
         index, self._count = self._count, self._count + 1
         tokens = cached + new
-        prefix = f"cached-{cached}" if cached else ""
+        prefix = f"cached-{cached}-{whose}" if cached else ""
         arrival = Arrival(index=index, inputs=(tokens,), outputs=(outputs,), prefix=prefix, prefix_tokens=cached)
         body = request_body(self._plan.target, self._found.features, self._maker.text(arrival), outputs)
         ended: asyncio.Future[RequestRecord] = asyncio.get_running_loop().create_future()
