@@ -19,9 +19,10 @@ message for each step, however many requests it touched: 256 rows take about 5 u
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import msgspec
+import zmq
 
 from paceline.core.step import Accepted, Bound, Finish, FinishReason, Rejected, RequestSpec, SchedulerStats, StepEvents
 
@@ -171,6 +172,11 @@ Report = Hello | Stage | Ready | Answers | StepDone | Alive | Stopped | Failed
 _encoder = msgspec.msgpack.Encoder()
 _command_decoder: msgspec.msgpack.Decoder[Command] = msgspec.msgpack.Decoder(Command)
 _report_decoder: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+
+
+def has_message(socket: zmq.Socket[bytes]) -> bool:
+    """Whether `socket` has a frame to receive now. To poll costs ten times as much, to receive in vain thirty times."""
+    return bool(cast("int", socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
 def encode(message: Command | Report) -> bytes:

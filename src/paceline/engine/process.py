@@ -27,7 +27,18 @@ from typing import Any
 import zmq
 
 from paceline import errors
-from paceline.engine.messages import Bye, Command, Failed, Hello, Report, Start, Stopped, decode_report, encode
+from paceline.engine.messages import (
+    Bye,
+    Command,
+    Failed,
+    Hello,
+    Report,
+    Start,
+    Stopped,
+    decode_report,
+    encode,
+    has_message,
+)
 from paceline.errors import ConfigError, EngineDead, PacelineError
 
 log = logging.getLogger("paceline.engine")
@@ -119,13 +130,9 @@ class EngineProcess:
 
     def _read(self) -> None:
         for _ in range(_READ_BURST):
-            if self._socket.closed:
+            if self._socket.closed or not has_message(self._socket):
                 return
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._handle(frame)
+            self._handle(self._socket.recv(zmq.NOBLOCK))
         self._loop.call_soon(self._read)
 
     def _handle(self, frame: bytes) -> None:

@@ -42,6 +42,7 @@ from paceline.engine.messages import (
     Submit,
     decode_command,
     encode,
+    has_message,
 )
 from paceline.errors import ConfigError, PacelineError
 
@@ -114,16 +115,12 @@ class Link:
 
     def wait(self, timeout_ms: int | None) -> bool:
         """Whether a command is there within `timeout_ms` (None: wait for ever)."""
-        return bool(self._socket.poll(timeout_ms))
+        return has_message(self._socket) or (timeout_ms != 0 and bool(self._socket.poll(timeout_ms)))
 
     def pending(self) -> Iterator[Command]:
         """The commands that are there now."""
-        while True:
-            try:
-                frame = self._socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            yield decode_command(frame)
+        while has_message(self._socket):
+            yield decode_command(self._socket.recv(zmq.NOBLOCK))
 
     def last_words(self, report: Stopped | Failed) -> None:
         """Say why the process ends, and wait a little until the parent has heard it."""
