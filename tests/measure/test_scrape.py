@@ -53,6 +53,19 @@ def test_vllm() -> None:
     assert "waiting" not in values  # what is not told is not made up
 
 
+def test_what_nobody_asked_for_changes_nothing() -> None:
+    others = [
+        'vllm:step_seconds_bucket{le="0.1"} 1.0',
+        'vllm:step_seconds_sum{engine="0"} 2.5e-07',
+        "python_gc_objects_collected_total NaN",
+        'process_info{text="a } b \\" c",other="{"} 1',
+    ]
+    lines = VLLM.splitlines()
+    for place, other in enumerate(others):
+        lines.insert(place * 7, other)
+    assert parse_metrics("\n".join(lines)) == parse_metrics(VLLM)
+
+
 @pytest.mark.parametrize(
     ("text", "engine", "name", "value"),
     [
@@ -68,9 +81,10 @@ def test_other_engines(text: str, engine: str, name: str, value: float) -> None:
     assert parse_metrics(text)[0][name] == value
 
 
-def test_text_that_is_no_metrics() -> None:
+@pytest.mark.parametrize("text", ["<html><body>hello</body></html>", "no metrics", 'some{label="value"} number'])
+def test_text_that_is_no_metrics(text: str) -> None:
     with pytest.raises(ValueError):
-        parse_metrics("<html><body>hello</body></html>")
+        parse_metrics(text)
     assert engine_of("up 1\n") is None
 
 
