@@ -6,9 +6,11 @@ struct Place {
   Index row, channel;
 };
 
-// Inputs that a tile takes. While it reads their weights it asks for those `ahead` bytes beyond, unless that is 0.
+// Inputs that a tile takes, and what it asks memory for while it reads their weights. Floats: the weights that lie
+// `ahead` bytes beyond, unless that is 0. Integers: what lies from `next` on, unless that is null.
 struct Part {
   Index low, high, ahead;
+  const uint8_t* next;
 };
 
 // Each computes [R][kPanel] of x W^T for the R rows of a block and one panel.
@@ -87,6 +89,17 @@ PACELINE_INLINE void ask_ahead([[maybe_unused]] const uint8_t* w) {
 #endif
 }
 
+// What a step asks for: half of what a step of int8 or int4 reads. int4 also steps at each group, for its scales.
+constexpr Index kAskedAStep = kPanel * 2;
+
+// Goes one step through the part of the next panel that a tile asks for. It is brought to the second-level cache: the
+// first has no room for it.
+PACELINE_INLINE void ask_next(const uint8_t*& next) {
+  if (!next) return;
+  _mm_prefetch(reinterpret_cast<const char*>(next), _MM_HINT_T1);
+  next += kAskedAStep;
+}
+
 // Four inputs of R rows times a panel, added to `sums`.
 template <Index R>
 PACELINE_INLINE void int8_step(const uint8_t* a, const uint8_t* w, Ints (&sums)[R][kVectors]) {
@@ -118,13 +131,22 @@ PACELINE_INLINE void int8_step(const uint8_t* a, const uint8_t* w, Ints (&sums)[
 #endif
 }
 
-// Integer sums of the groups, each times its rows' scales, add up in the tile; the channels' scales come last.
+// Integer sums of the groups, each times its rows' scales, add up; the channels' scales come last.
 template <Index R>
-void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Place place, Part, float* tile) {
+void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Place place, Part part,
+               float* tile) {
   constexpr Index U = R == 1 ? 4 : R <= 3 ? 2 : 1;
   const Index groups = job.depth / job.group, steps = job.group / 4;
   const uint8_t* a = prepared;
   const uint8_t* w = panel;
+  const uint8_t* next = part.next;
+  // Not added up in `tile`: what is written there could be anything's, so that pointers would be read again each time.
+  Floats totals[R][kVectors];
+  PACELINE_UNROLL
+  for (Index r = 0; r < R; ++r) {
+    PACELINE_UNROLL
+    for (Index v = 0; v < kVectors; ++v) totals[r][v] = zeros();
+  }
   for (Index g = 0; g < groups; ++g) {
     Ints sums[U][R][kVectors];
     PACELINE_UNROLL
@@ -137,6 +159,7 @@ void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
     }
     Index k = 0;
     for (; k + U <= steps; k += U) {
+      ask_next(next);
       PACELINE_UNROLL
       for (Index u = 0; u < U; ++u) int8_step<R>(a + u * R * 4, w + u * kPanel * 4, sums[u]);
       a += U * R * 4;
@@ -157,8 +180,8 @@ void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
         Ints total = sums[0][r][v];
         PACELINE_UNROLL
         for (Index u = 1; u < U; ++u) total = add_ints(total, sums[u][r][v]);
-        float* cell = tile + r * kPanel + v * kWidth;
-        store(cell, g ? fma(to_floats(total), scale, load(cell)) : mul(to_floats(total), scale));
+        totals[r][v] = fma(to_floats(total), scale, totals[r][v]);
+        keep(totals[r][v]);
       }
     }
   }
@@ -166,25 +189,29 @@ void tile_int8(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
   for (Index v = 0; v < kVectors; ++v) {
     const Floats scale = load(job.channel_scale + place.channel + v * kWidth);
     PACELINE_UNROLL
-    for (Index r = 0; r < R; ++r) {
-      float* cell = tile + r * kPanel + v * kWidth;
-      store(cell, mul(load(cell), scale));
-    }
+    for (Index r = 0; r < R; ++r) store(tile + r * kPanel + v * kWidth, mul(totals[r][v], scale));
   }
 }
 
 // A panel holds, for each group: kPanel scales, kPanel minimums if the weights have them (both float16), then
 // [group / 8][kPanel][4] bytes: the low nibbles are inputs 8 i to 8 i + 3, the high ones 8 i + 4 to 8 i + 7.
 template <Index R, bool kMinimum>
-void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Place place, Part, float* tile) {
+void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* panel, Place place, Part part,
+               float* tile) {
+  const uint8_t* next = part.next;
+  Floats totals[R][kVectors];  // as in `tile_int8`
   PACELINE_UNROLL
-  for (Index r = 0; r < R * kVectors; ++r) store(tile + r * kWidth, zeros());
+  for (Index r = 0; r < R; ++r) {
+    PACELINE_UNROLL
+    for (Index v = 0; v < kVectors; ++v) totals[r][v] = zeros();
+  }
   const Index groups = job.depth / job.group, head = kPanel * 2 * (kMinimum ? 2 : 1);
   const uint8_t* a = prepared;
   const uint8_t* w = panel;
   for (Index g = 0; g < groups; ++g) {
     const uint16_t* scales = reinterpret_cast<const uint16_t*>(w);
     w += head;
+    ask_next(next);
     Ints sums[R][kVectors];
     PACELINE_UNROLL
     for (Index r = 0; r < R; ++r) {
@@ -195,6 +222,7 @@ void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
     }
 #if PACELINE_VNNI
     for (Index k = 0; k < job.group; k += 8) {
+      ask_next(next);
       const Ints w0 = load_ints(w), w1 = load_ints(w + kPanel * 2);
       const Ints low0 = low_nibbles(w0), low1 = low_nibbles(w1), high0 = high_nibbles(w0), high1 = high_nibbles(w1);
       PACELINE_UNROLL
@@ -254,11 +282,15 @@ void tile_int4(const LinearJob& job, const uint8_t* prepared, const uint8_t* pan
       const Floats x_scale = all(job.row_scale[at]), x_sum = all(job.row_sum[at]);
       PACELINE_UNROLL
       for (Index v = 0; v < kVectors; ++v) {
-        float* cell = tile + r * kPanel + v * kWidth;
-        Floats so_far = load(cell);
-        if (kMinimum) so_far = fma(low[v], x_sum, so_far);
-        store(cell, fma(to_floats(sums[r][v]), mul(scale[v], x_scale), so_far));
+        if (kMinimum) totals[r][v] = fma(low[v], x_sum, totals[r][v]);
+        totals[r][v] = fma(to_floats(sums[r][v]), mul(scale[v], x_scale), totals[r][v]);
+        keep(totals[r][v]);
       }
     }
+  }
+  PACELINE_UNROLL
+  for (Index r = 0; r < R; ++r) {
+    PACELINE_UNROLL
+    for (Index v = 0; v < kVectors; ++v) store(tile + r * kPanel + v * kWidth, totals[r][v]);
   }
 }

@@ -190,6 +190,7 @@ PACELINE_INLINE int32_t read_int(const void* p) {
 // Says that x is in a register here. Without it GCC 12 keeps a second copy of integer sums on the stack and writes it
 // at every step, which halves the speed of the wide tiles.
 PACELINE_INLINE void keep(Ints& x) { asm("" : "+v"(x)); }
+PACELINE_INLINE void keep(Floats& x) { asm("" : "+v"(x)); }
 
 constexpr float kInfinity = __builtin_inff();
 
