@@ -168,16 +168,27 @@ def test_the_search_finds_a_capacity_to_a_tenth_or_says_none(truth: float, start
         assert found is not None
         assert found <= truth <= 1.1001 * found or (found == 100 * start and truth >= found)
         assert found == 100 * start or (found, 1) in asked, "it was confirmed"
-    assert len(asked) < 20
+    assert len(asked) < 30
 
 
 def test_a_lucky_run_is_not_believed() -> None:
     def holds(rate: float, attempt: int) -> bool:
-        return rate <= (2.0 if attempt == 0 else 1.0)
+        return rate <= (2.0 if attempt in (0, judge.AGAIN) else 1.0)
 
     found = judge.highest(holds, 1.0, floor=0.1)
     assert found is not None
     assert 0.9 <= found <= 1.0
+
+
+def test_an_unlucky_run_is_not_believed_either() -> None:
+    """A policy held 2.5 requests a second, lost 6 of 90 to a slow moment at 3.0, and held 4.5 twice."""
+
+    def holds(rate: float, attempt: int) -> bool:
+        return rate <= (1.0 if attempt == 0 else 2.0)
+
+    found = judge.highest(holds, 1.0, floor=0.1)
+    assert found is not None
+    assert 1.8 <= found <= 2.0
 
 
 def test_a_result_is_kept_whole_and_json_has_no_infinity(tmp_path: Path) -> None:
