@@ -113,6 +113,7 @@ class Line:
         self._here.setdefault((request.kind.name, tenant), set()).add(request.request_id)
         if tenant not in kind.punctual.heaps and tenant not in kind.aside.heaps:
             kind.served[tenant] = max(kind.served.get(tenant, 0.0), kind.level - CREDIT)
+            kind.saved.pop(tenant, None)  # of an earlier visit
             if kind.served[tenant] < kind.level:
                 kind.saved[tenant] = kind.level - kind.served[tenant]
         else:
