@@ -18,7 +18,7 @@ from _interference.variants import SLO, Variant
 from paceline.measure.plan import Load
 from paceline.measure.slo import parse_slos
 
-TRIALS = 6  # of a search, usually
+TRIALS = 16  # of a search, usually: what fails is asked twice
 LEAST = 0.25  # of slo's capacity: below this a preset's is called none
 
 

@@ -31,7 +31,8 @@ STREAM_OUTPUT = (24, 240)
 # Half of the streams go on behind a beginning that is cached, so that long contexts are not computed again. Each has
 # another beginning, as far as these go: what several streams share is read from memory once, and a step is shorter.
 BEGINNINGS, SHORTEST_BEGINNING = 12, 48
-BEGINNINGS_SHARE = 0.06  # of all the time goes into computing these
+BEGINNINGS_SHARE = 0.06  # of all the time, at most, goes into computing these
+BEGINNINGS_MOST = 2  # longest prompts that they are as long as together, at most
 PROBE_OUTPUT = 3
 BURSTS = ((2, 64), (4, 32), (8, 16), (8, 96), (16, 8), (16, 48), (32, 24), (64, 12))  # prompts at once, tokens of each
 
@@ -122,7 +123,7 @@ def stages(seconds: float, longest: int, limits: Limits) -> list[Stage]:
     lengths, positions = sizes(longest), cached_lengths(longest)
     alone = tuple(Probe(new, cached) for cached in positions for new in lengths)
     mixed = tuple(Probe(new, cached) for new in lengths if new <= longest // 2 for cached in positions[:2])
-    room = limits.kv_tokens - 4 * longest - cached_lengths(longest)[-1]
+    room = limits.kv_tokens - (2 + BEGINNINGS_MOST) * longest - cached_lengths(longest)[-1]
     usual = (FEWEST_TOKENS + OWN_TOKENS + sum(STREAM_OUTPUT)) // 2  # tokens that a stream has to itself
     most = min(limits.max_num_seqs - 1, room // usual)
     levels = spread([level for level in LEVELS if level <= max(1, most)], int(seconds / LEAST_LEVEL_S))
@@ -157,7 +158,8 @@ class Driver:
         per_token_s = await self._speed()
         longest = int(LONGEST_STEP_SHARE * seconds / per_token_s)
         longest = max(16, min(longest, self._limits.budget, self._limits.max_model_len // 2))
-        self._beginnings = beginnings(int(BEGINNINGS_SHARE * seconds / per_token_s), longest)
+        affordable = int(BEGINNINGS_SHARE * seconds / per_token_s)
+        self._beginnings = beginnings(min(affordable, BEGINNINGS_MOST * longest), longest)
         for cached in cached_lengths(longest)[1:]:
             await self._ask(1, 1, cached)
         for number, cached in enumerate(self._beginnings):
